@@ -124,6 +124,8 @@ def _all_equal(parts: Sequence[Node], gold_parts: Sequence[Node], rules: Rules) 
 
 def _same_tuple(prediction: Node, gold: Node, rules: Rules) -> bool:
     """Compares coordinates. With three or more, the kind of brackets does not count."""
+    # {(1, 2)} is the solution (1, 2).
+    prediction, gold = _only_point(prediction), _only_point(gold)
     if _has_matrix(prediction) and _has_matrix(gold) and prediction.kind != gold.kind:
         return _same_matrix(prediction, gold, rules)
     is_vector = prediction.kind == gold.kind and len(gold.parts) > 2
@@ -132,6 +134,11 @@ def _same_tuple(prediction: Node, gold: Node, rules: Rules) -> bool:
     if is_vector and brackets <= {"()", "[]"}:
         return _all_equal(prediction.parts, gold.parts, rules)
     return _same_parts(prediction, gold, rules)
+
+
+def _only_point(node: Node) -> Node:
+    is_point = node.kind == "set" and len(node.parts) == 1 and node.parts[0].name == "()"
+    return node.parts[0] if is_point else node
 
 
 def _same_members(prediction: Node, gold: Node, rules: Rules) -> bool:

@@ -28,7 +28,15 @@ from jzero.answers.evaluation import (
     symbol_names,
     value,
 )
-from jzero.answers.expressions import REAL_LINE, Node, negative, num_nodes, replaced, symbol
+from jzero.answers.expressions import (
+    REAL_LINE,
+    Node,
+    mentions,
+    negative,
+    num_nodes,
+    replaced,
+    symbol,
+)
 from jzero.answers.formulas import same_formula, sample_points
 from jzero.answers.latex_blocks import is_statement
 from jzero.answers.linear import matrix_rank
@@ -50,7 +58,7 @@ _USUAL_PHASES = frozenset(("phi", "delta"))
 _USUAL_IN_LEVELS = frozenset("CcK")
 _USUAL_IN_BOTH = _USUAL_IN_LEVELS | frozenset("AB")
 _USUAL_IN_FUNCTIONS = _USUAL_IN_SOLUTIONS | frozenset("abdk")
-_USUAL_IN_LINES = frozenset("tsuvrkn") | {"lambda", "mu"}
+_USUAL_IN_LINES = frozenset("tsuvrknc") | {"lambda", "mu"}
 _LETTERS = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
 _MARKED = re.compile(r"\$\$.+?\$\$|\$[^$]+\$|\\\[.+?\\\]|\\\(.+?\\\)", re.DOTALL)
 _COMMANDS = re.compile(r"\\[A-Za-z]+")
@@ -159,14 +167,17 @@ def _declarations(node: Node) -> tuple[Node, dict[str, str]]:
     if node.kind not in ("list", "and"):
         return node, {}
     declared: dict[str, str] = {}
-    remaining = []
+    remaining: list[Node] = []
     for part in node.parts:
         domain = _domain(part)
         if domain is None:
             remaining.append(part)
-        else:
-            name, restriction = domain
-            declared[name] = restriction
+            continue
+        name, restriction = domain
+        declared[name] = restriction
+        # In "f(x) = ax+b, a, b ∈ ℝ" the letters before b have its domain, too.
+        while len(remaining) > 1 and remaining[-1].kind == "symbol":
+            declared[remaining.pop().name] = restriction
     used = frozenset[str]().union(*map(symbol_names, remaining))
     if not declared or not remaining or not declared.keys() <= used:
         return node, {}
@@ -285,6 +296,8 @@ def _are_other_constants(item: Item, names: list[str], gold: Item, gold_names: l
     is_applied = any(name.kind == "apply" for name in (*item.names, *gold.names))
     if not (are_undeclared and is_single) or is_applied or names == gold_names:
         return False
+    if is_index(names[0]) and is_index(gold_names[0]):  # x = kπ is x = nπ
+        return False
     return not any(_is_usual(name, _USUAL_IN_LEVELS) for name in (*names, *gold_names))
 
 
@@ -398,6 +411,9 @@ def _usual_parameters(
     constants = (usual & unshared) | shared
     if item.names and constants:
         constants |= free & unshared & _USUAL_PHASES
+    # The k of x = π/6 + 2kπ is whole, also where no answer declares it.
+    if item.names and not constants and mentions(formula, symbol("pi")):
+        constants = frozenset(name for name in free & unshared if is_index(name))
     added = _added_names(formula) & constants
     if shared and len(constants) == 1 and not (added or constants <= {"C", "K"}):
         return frozenset()
@@ -780,9 +796,13 @@ def _same_domains(
     """Returns whether two items are the same family, if an answer declares the parameters."""
     if len(domains) > 1 or len(gold_domains) > 1:
         return False
-    # One of the answers may leave its domain out, if it has no other letter.
+    # One of the answers may leave its domain out, if it has no other letter, or is a function
+    # with real constants.
     has_other_letters = _names(item.vector) != {*names}
-    if not (domains and gold_domains) and has_other_letters:
+    is_function = any(name.kind == "apply" for name in item.names) and domains | gold_domains == {
+        "ℝ"
+    }
+    if not (domains and gold_domains) and has_other_letters and not is_function:
         return False
     gold_domain = next(iter(gold_domains or domains))
     domain = next(iter(domains or gold_domains))

@@ -9,11 +9,13 @@ import re
 from jzero.answers.vocabulary import inverted
 
 _OR, _AND = r" \text{ or } ", r" \text{ and } "
-_YES_AND_NO = inverted(
+_WORDS = inverted(
     {
         "yes": "ja oui sí si да 是 是的 はい 예",
         "no": "nein нет 否 不是 いいえ 아니요",
         "true": "wahr vrai verdadero vero верно истина 对 对的 正确 正しい",
+        "infinitely many": "unendlichviele infinitamentemuchas infinitamentemuitas uneinfinité"
+        " infinitésde бесконечномного 无穷多 无穷多个 无限多 無限個 無数",
         "false": "falsch faux falso неверно ложь 错 错误 不正确",
     }
 )
@@ -50,7 +52,10 @@ _MAY_BE_FOREIGN = re.compile(r"[^\x00-\x7f]|\\text|[A-Za-z]{3}|\A\s*[A-Za-z]{2}[
 _UNITS = inverted(
     {
         "cm": "厘米 см",
-        "m": "米 м",
+        "m": "米 м mètres mètre metros metri",
+        "cm^2": "平方厘米 см²",
+        "m^2": "平方米 м²",
+        "m/s": "米/秒 м/с",
         "km": "千米 公里 км",
         "kg": "千克 公斤 кг",
         "g": "克 г",
@@ -83,13 +88,20 @@ _COUNTED_IN_CHINESE = re.compile(
     r"(?![^\W\d_]*[以上下左右多少余约或不非和与到至])[\u4e00-\u9fff]{1,4}\s*\}?\s*[.。]?\s*\Z"
 )
 _COUNTED = re.compile(
-    r"(?P<number>[0-9}])\s*(?:\\text\s*\{\s*)?(?P<word>[^\W\d_]+)\s*\}?\s*[.。]?\s*\Z"
+    r"(?P<number>[0-9}])\s*(?:\\text\s*\{\s*)?(?P<word>[^\W\d_]+(?:/[^\W\d_]+)?)\s*\}?\s*[.。]?\s*\Z"
 )
 # 面积为5 is "the area is 5".
-_NAMED_VALUE = re.compile(r"\s*[\u4e00-\u9fff]{1,12}?(?:为|是|等于)\s*(?=[-0-9$\\])")
+_NAMED_VALUE = re.compile(
+    r"\s*(?:\$?[A-Za-z]\$?的)?(?![^0-9]*(?:大于|小于|超过|多于|少于))[\u4e00-\u9fff]{1,12}?"
+    r"(?:为|是|等于|共有)\s*(?=[-0-9$\\])|\s*共有?\s*(?=[0-9])"
+    # le maximum est 5
+    r"|\s*(?:\\text\s*\{\s*)?(?:le|la|das|der|die|el|il)\s+[^\W\d_]{3,}\s+(?:est|ist|es|è)"
+    r"\s*\}?\s*(?=[-0-9$\\])",
+    re.IGNORECASE,
+)
 
 
-_NEGATING = frozenset("不非或否")  # "not", "no" and "or"
+_NEGATING = frozenset("不非或否约近")  # "not", "no", "or" and "about"
 
 
 def in_english(text: str) -> str:
@@ -104,8 +116,9 @@ def in_english(text: str) -> str:
     if named is not None and _NEGATING.isdisjoint(named[0]):
         text = text[named.end() :]
     plain = re.sub(r"\\text\s*\{|[{}$.。]", " ", text).strip().lower()
-    if plain in _YES_AND_NO:
-        return rf"\text{{{_YES_AND_NO[plain]}}}"
+    word = plain if plain in _WORDS else plain.replace(" ", "")
+    if word in _WORDS:
+        return rf"\text{{{_WORDS[word]}}}"
     if _NO_SOLUTION.fullmatch(plain):
         return r"\emptyset"
     for word, operator in _COMPARED:

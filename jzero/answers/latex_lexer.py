@@ -121,7 +121,11 @@ _FOR_ALL = re.compile(
     r"(?<=.)\s*,?\s*(?:\\text\s*\{\s*for\s+(?:all|every|any)(?:\s+real)?(?:\s+numbers?)?\s*\}?\s*[a-z]"
     r"|\\forall\s*[a-z])\s*\}?(?:\s*\\in\s*\\mathbb\s*\{?R\}?)?\s*\Z"
 )
-_OF_ARGUMENT = re.compile(r"\s*[A-Za-z]\s*\(\s*[a-z]\s*\)\s*(?:=|\\equiv)")
+_OF_ARGUMENT = re.compile(r"\s*(?:[A-Za-z]\s*\(\s*[a-z]\s*\)|[fgh](?=\s*\\equiv))\s*(?:=|\\equiv)")
+# f: x \mapsto x^2 is f(x) = x^2.
+_MAPPED = re.compile(
+    r"\A\s*(?:(?P<name>[A-Za-z])\s*(?::|\\colon)\s*)?(?P<argument>[a-z])\s*\\mapsto(?![a-z])"
+)
 _RUNS = re.compile("[A-Za-z]+")
 _OPERATORS = words("sgn sign arctg lcm gcd arcsinh arccosh arctanh")
 # Words that may follow a number without a space.
@@ -149,6 +153,8 @@ def simplified_text(text: str) -> str:
     if "]" in text or "[" in text:
         text = _OPEN_INTERVAL.sub(_with_round_brackets, text)
     text = without_lead_in(text)
+    if "\\mapsto" in text:
+        text = _MAPPED.sub(lambda map: f"{map['name'] or 'f'}({map['argument']})=", text)
     if _OF_ARGUMENT.match(text):
         text = _FOR_ALL.sub("", text)
         if "mod" not in text:

@@ -731,7 +731,8 @@ def _times(parser: Parser, left: Node) -> Node:
     last = left.parts[-1] if left.kind == "multiply" else left
     if _is_set(last) and _is_set(right):
         return joined("cartesian", left, right)
-    if not (is_noncommuting(last) and is_noncommuting(right)):
+    are_vectors = last.kind == right.kind == "tuple"
+    if not are_vectors and not (is_noncommuting(last) and is_noncommuting(right)):
         return joined("multiply", left, right)
     # In q v × B the number is a factor of the cross product.
     cross = Node("cross", (last, right))

@@ -48,6 +48,8 @@ _SIGN_OF_MATRICES = re.compile(
     r"|([A-Z])\s*[A-Z]\s*\2\s*\^\s*\{\s*-1"
     r"|(?<![A-Za-z])([A-Z])\s*([A-Z])\s*-\s*\4\s*\3(?![A-Za-z])"
 )
+# A^{-1}b and A^Tb: the letter is a column.
+_COLUMN = re.compile(r"[A-Z]\s*\^\s*\{?\s*(?:-1\s*\}|(?:T|\\top)\b\s*\}?)\s*([bcuv])(?![A-Za-z_^])")
 _INVERSE_OF_CAPITAL = re.compile(r"[A-Z]\s*\^\s*\{\s*-1\s*\}")
 _LOWER_CASE = re.compile(r"(?<![\\A-Za-z])[a-z]")
 _CAPITAL = re.compile(r"(?<![\\A-Za-z])[A-Z]+(?![a-z])")
@@ -58,14 +60,15 @@ _QUESTION_ABOUT_MATRICES = re.compile(
 
 def letters_of_vectors(answer: str, gold: str) -> frozenset[str]:
     r"""Returns the letters that are marked as vectors, by \vec or \mathbf, in a product of them."""
-    if not _PRODUCT_OF_MARKED.search(answer) and not _PRODUCT_OF_MARKED.search(gold):
+    texts = (answer, gold)
+    if not any(map(_PRODUCT_OF_MARKED.search, texts)) and not any(map(_COLUMN.search, texts)):
         return frozenset()
     marked: set[str] = set()
     for text in (answer, gold):
         marked |= {name.lstrip("\\") for name in _MARKED.findall(text)}
         for match in _HAT_IN_CROSS_PRODUCT.finditer(text):
             marked.add(f"hat {match['first'] or match['second']}")
-        marked |= {*_FIELD.findall(text)}
+        marked |= {*_FIELD.findall(text), *_COLUMN.findall(text)}
         if "\\nabla" in text or "∇" in text or _FIELD.search(text):
             marked.add("nabla")
     return frozenset(marked)
@@ -79,7 +82,8 @@ def letters_of_matrices(answer: str, gold: str, question: str) -> frozenset[str]
     has_sign = any(map(_SIGN_OF_MATRICES.search, texts))
     has_inverse = any(map(_INVERSE_OF_CAPITAL.search, texts))
     has_lower_case = any(map(_LOWER_CASE.search, texts))
-    shows_matrices = has_sign or (has_inverse and not has_lower_case)
+    has_column = any(map(_COLUMN.search, texts))
+    shows_matrices = has_sign or has_column or (has_inverse and not has_lower_case)
     if not shows_matrices and not _QUESTION_ABOUT_MATRICES.search(question):
         return frozenset()
     capitals = "".join(run for text in texts for run in _CAPITAL.findall(text))

@@ -63,7 +63,7 @@ _TIMES_X = re.compile(r"(?<=[0-9.])\s*[xX]\s*(?=10\s*\^)")
 _BOTH_SEPARATORS = re.compile(
     r"[1-9][0-9]{0,2}(?:\.[0-9]{3}|(?: [0-9]{3})+),(?:[0-9]{1,2}|[0-9]{4,})"
 )
-_SUFFIX = r"(?:\s*\\?%|\s*\\text\{[^{}]*\})?"
+_SUFFIX = r"(?:\s*\\?%|\s*[€£¥]|\s*\\text\{[^{}]*\})?"
 _DECIMAL_COMMA = re.compile(rf"[-+]?[0-9]+,(?:[0-9]{{1,2}}|[0-9]{{4,}}){_SUFFIX}")
 _DECIMAL = re.compile(rf"[-+]?[0-9]*\.[0-9]+{_SUFFIX}")
 # Values as Python prints them.

@@ -13,6 +13,7 @@ from jzero.answers.units import (
     NUMBER_WORDS,
     POWERS,
     REFUSED_WORDS,
+    folded,
     is_unit,
     singular,
     unit_name,
@@ -71,7 +72,7 @@ _ANNOUNCEMENT = r"""
     # We get ...; I conclude that ...
     |(?:we|i)\s+(?:get|have|find|obtain|see|conclude)\b(?:\s+that\b)?
     # The final answer is ...; Solution: ...
-    |(?:(?:the|my|our|your|this)\s+)?(?:(?:final|correct|right|required|desired|exact)\s+)*
+    |(?:(?:the|my|our|your|this)\s+)?(?:(?:final|correct|right|required|desired|exact|only|unique)\s+)*
         (?:answers?|ans|solutions?|results?)\b\.?\s*\}?\s*(?:is\b|are\b|was\b|equals\b|=|:)(?:\s*:)?
     # The final answer, and a bare answer in front of a value.
     |(?:(?:the|my|our)\s+)?(?:(?:final|correct|right)\s+)+(?:answer|ans)\b
@@ -106,6 +107,15 @@ _ANOTHER_CHOICE = re.compile(
     r"|\b(?:or|and|not|nor|but)\s+(?:option\s+|choice\s+)?[A-J](?![A-Za-z'(])"
     r"|\A[\s{}]*(?:\\text\{\s*)?(?:(?:or|and|nor|but|is|was|if)\b|[A-J]\s*\}*\s*\Z)"
 )
+# "C is correct" names the choice C.
+_IS_CORRECT = re.compile(
+    r"(?<=[A-J)\]}])\s+is\s+(?:the\s+)?(?:correct|right)(?:\s+(?:answer|option|choice))?(?=[\s.}]*\Z)"
+)
+_TEXT = re.compile(r"\\text\s*\{|[{}$]|\\(?=\s)")
+# Letters before any number: the case of 5 Mbar counts.
+_PLAIN_PROSE = re.compile(r"[A-Za-z'-]*[ ,]+[A-Za-z][A-Za-z0-9 ,.;:'()/-]*")
+_FIRST_ARTICLE = re.compile(r"\A\s*(?:An?|The)\s")
+_PUNCTUATION = re.compile(r"[,.;:](?=\s|\Z)")
 _WORD = re.compile(r"[A-Za-z']+")
 _POINT = re.compile(r"([A-Z](?:_\{?[0-9]\}?)?'?)\s*(\([^(),]+(?:,[^(),]+)+\))")
 _POINTS = re.compile(rf"{_POINT.pattern}(?:\s*,\s*{_POINT.pattern})*")
@@ -121,7 +131,8 @@ LONGEST_SENTENCE = 400  # characters
 _SPOKEN_RELATION = re.compile(
     r"\s*(?:\\text\{)?\s*(?!(?i:option|choice|letter)\b)"
     r"(?P<label>[A-Za-z]+(?:[ ]+[A-Za-z]+){0,9})\s*"
-    r"(?:(?P<colon>:)|\s(?:is|are|equals)(?=[\s}])(?:\s+(?:equal\s+to|exactly|precisely)\b)?)\s*\}?\s*(?P<value>\S)"
+    r"(?:(?P<colon>:)|\s(?:is|are|equals)(?=[\s}])(?:\s+(?:equal\s+to|exactly|precisely)\b)?)\s*\}?\s*(?!(?:the\s+)?(?:correct|right)\b)"
+    r"(?P<value>\S)"
 )
 
 
@@ -187,9 +198,10 @@ def read_choice(text: str) -> Choice | None:
 
     Returns None if the text names no choice, or more than one.
     """
-    match = _CHOICE.match(text)
+    match = _CHOICE.match(_IS_CORRECT.sub("", text) if " is " in text else text)
     if match is None:
         return None
+    text = match.string
     letter = match["round"] or match["square"] or match["bare"]
     remainder = text[match.end() :]
     dropped = match[0]
@@ -225,6 +237,26 @@ def has_other_segments(text: str, other: str) -> bool:
         return False
     # AB and BA are the same segment.
     return {frozenset(run) for run in runs} != {frozenset(run) for run in other_runs}
+
+
+def same_prose(text: str, other: str) -> bool:
+    """Returns whether two texts of several words differ in case, articles or punctuation only."""
+    if " " not in other.strip():
+        return False
+    texts = [_TEXT.sub(" ", written).strip() for written in (text, other)]
+    if len(texts[1]) > LONGEST_SENTENCE or not all(map(_PLAIN_PROSE.fullmatch, texts)):
+        return False
+    words_of_texts = []
+    for written in texts:
+        # The A of hepatitis A is no article.
+        spoken = _FIRST_ARTICLE.sub("", _PUNCTUATION.sub(" ", written)).split()
+        words_of_text: list[str] = []
+        for word in spoken:
+            is_unit_symbol = bool(words_of_text) and words_of_text[-1][-1:].isdigit()
+            if word not in ("a", "an", "the"):
+                words_of_text.append(word if is_unit_symbol else folded(word))
+        words_of_texts.append(words_of_text)
+    return len(words_of_texts[0]) > 1 and words_of_texts[0] == words_of_texts[1]
 
 
 def number_of_sentence(text: str) -> str:

@@ -151,6 +151,11 @@ def _fraction(match: re.Match[str]) -> str:
     return rf"{sign}\frac{{{number.numerator}}}{{{number.denominator}}}"
 
 
+def _quotient(above: str, below: str) -> str:
+    return rf"\frac{{{NUMBER_WORDS.get(above, 1)}}}{{{NUMBER_WORDS.get(below, 1)}}}"
+
+
+_TIMES = "second|minute|hour|day|week|month|year"
 _NOT_A_NAME = words("not no or and if but maybe never either neither nobody")
 
 
@@ -185,7 +190,7 @@ _FORMS: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
             _signed,
         ),
         (rf"(?:{_ALL}|the )?(?P<domain>{_DOMAIN})", lambda match: _DOMAINS[match["domain"]]),
-        (rf"{_NAME} is (?P<sign>{_SIGN})", _named_sign),
+        (rf"{_NAME} (?:is|must be|has to be) (?P<sign>{_SIGN})", _named_sign),
         (rf"{_NAME} (?:can be|is|may be) any real number", lambda _: r"\mathbb{R}"),
         (
             rf"{_NAME} (?:is )?not equal to {_VALUE}",
@@ -220,6 +225,24 @@ _FORMS: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
         # Numbers, ratios and curves.
         (rf"(?P<sign>minus |negative )?(?P<above>{_COUNT}) (?P<part>{_PART})s?", _fraction),
         (r"(?P<above>a|one) dozen", lambda _: "12"),
+        (r"(?:exactly|precisely) (?P<value>[^a-z]*[0-9][^a-z]*)", lambda match: match["value"]),
+        (
+            r"(?:negative|minus) (?P<value>[0-9][0-9.,]*)",
+            lambda match: f"-{match['value']}",
+        ),
+        (
+            r"(?P<above>[0-9]+) (?:in|out of) (?:every )?(?P<below>[0-9]+)",
+            lambda match: rf"\frac{{{match['above']}}}{{{match['below']}}}",
+        ),
+        (
+            rf"(?P<above>{_COUNT}) (?:in|out of) (?:every )?(?P<below>{_COUNT})",
+            lambda match: _quotient(match["above"], match["below"]),
+        ),
+        (
+            rf"(?:after|in) (?P<time>[0-9.]+ (?:{_TIMES})s?)",
+            lambda match: rf"\text{{{match['time']}}}",
+        ),
+        (r"(?:at|when) (?P<relation>[a-z] ?= ?[^a-z]+)", lambda match: match["relation"]),
         (
             r"(?P<first>[0-9]+) to (?P<second>[0-9]+)",
             lambda match: f"{match['first']}:{match['second']}",

@@ -47,6 +47,7 @@ from jzero.answers.phrases import (
     number_in_words,
     number_of_sentence,
     read_choice,
+    same_prose,
     with_names_of_points,
 )
 from jzero.answers.quantities import named_unit
@@ -139,7 +140,7 @@ def _reason(answer: str, gold: str, question: str, rules: Rules) -> str:
     texts = options(question)
     if texts and read_choice(simplified_text(gold)):
         return _compared_choices(answer, gold, texts, "wrong value", compare)
-    if same_substance(answer, gold):
+    if same_substance(answer, gold) or same_prose(answer, gold):
         return "correct"
     if are_permutations(answer, gold):
         return "correct" if same_permutation(answer, gold) else "wrong value"

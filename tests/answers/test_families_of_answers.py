@@ -1383,6 +1383,87 @@ FAMILIES = {
         \text{There are exactly 20 solutions} == 20
         \text{There are 20 solutions} == 20
     """,
+    "prose, directions and constants": r"""
+        \text{a gene on chromosome 21} == \text{A gene on chromosome 21}
+        \text{a gene on chromosome 21} != \text{A gene on chromosome 12}
+        \text{hepatitis A virus} != \text{hepatitis virus}
+        \text{The electron moves left.} == \text{the electron moves left}
+        \text{The electron moves left} != \text{the electron moves right}
+        \text{not a gene} != \text{a gene}
+        \text{C is correct} == C
+        \text{Option C is the correct answer} == C
+        \text{C is not correct} != C
+        \text{C is incorrect} != C
+        \text{B is correct} != C
+        x=A^{-1}b != bA^{-1}
+        x=A^{-1}b == A^{-1}b
+        x=A^{-1}(b+c) == A^{-1}b+A^{-1}c
+        (A^TA)^{-1}A^Tb == (A^TA)^{-1}A^Tb
+        (A^TA)^{-1}A^Tb != A^T(A^TA)^{-1}b
+        A^{-1}b != Ab
+        (1,2,3)\cdot(4,5,6) != (1,2,3)\times(4,5,6)
+        \text{x must be positive} == x>0
+        \text{x must be positive} != x<0
+        \text{The only solution is }x=3 == x=3
+        \text{The only solution is }x=3 != x=4
+        \text{after 5 seconds} == 5\text{ seconds}
+        \text{in 5 hours} == 5
+        \text{in 5 hours} != 6\text{ hours}
+        \text{after 5} != 5
+        \text{exactly 5} == 5
+        \text{not exactly 5} != 5
+        \text{minus 5} != 5
+        \text{negative 5} == -5
+        \text{one in four} == \frac14
+        \text{1 in 4} == \frac14
+        1\text{ out of }4 != \frac41
+        \text{3 out of 10} == \frac{3}{10}
+        \text{1 in 4} != 4
+        \text{at }x=2 == x=2
+        \text{at }x=2 != x=3
+        \text{infinitamente muchas} == \text{infinitely many}
+        \text{unendlich viele} == \text{infinitely many}
+        无穷多 == \text{infinitely many}
+        \text{endlich viele} != \text{infinitely many}
+        \text{le maximum est }5 == 5
+        \text{le maximum n'est pas }5 != 5
+        \text{das Maximum ist }5 == 5
+        \text{das Maximum ist nicht }5 != 5
+        \text{la respuesta no es }5 != 5
+        x的值是5 == 5
+        共有12种 == 12
+        12平方厘米 == 12\text{ cm}^2
+        12平方厘米 != 12\text{ cm}
+        12 м/с == 12\text{ m/s}
+        12 mètres == 12\text{ m}
+        12,50 € == 12.5
+        12,50 € != 1250
+        f(x)=x+c,\ c\in\mathbb R == f(x)=x+a
+        f(x)=ax+b,\ a,b\in\mathbb{R} == f(x)=cx+d
+        f(x)=x+c,\ c\in\mathbb R != f(x)=cx
+        f(x)=ax+b,\ a,b\in\mathbb{R} != f(x)=ax^2+b
+        f(x)=x+c,\ c\in\mathbb Z != f(x)=x+a
+        f\equiv0 == f(x)=0
+        f: x\mapsto x^2 == f(x)=x^2
+        x\mapsto x^2 == f(x)=x^2
+        x\mapsto x^2 != f(x)=x^3
+        x=\frac\pi6+2k\pi\text{ or }x=\frac{5\pi}6+2k\pi == x=\frac\pi6+2n\pi, \frac{5\pi}6+2n\pi
+        x=k\pi == x=n\pi
+        x=k\pi != x=2n\pi
+        x=k\pi+1 != x=n\pi
+        2\pi k != 2\pi n
+        c\begin{pmatrix}1\\1\end{pmatrix} == t\begin{pmatrix}1\\1\end{pmatrix}
+        c(1,1) != c(1,2)
+        \{(1,2)\} == (1,2)
+        \{(1,2)\} != (2,1)
+        \{1,2\} != (1,2)
+        大于等于12 != 12
+        约为12 != 12
+        不等于12 != 12
+        大约为12 != 12
+        \text{about 5 Mbar} != \text{about 5 mbar}
+        \text{5 Mbar} != \text{5 mbar}
+    """,
 }
 ECHOES = r"""
     (x^2-1) != (x-1)(x+1) ?? Factor $x^2-1$.
