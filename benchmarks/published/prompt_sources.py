@@ -1,9 +1,10 @@
 """The prompts of published runs, made by the code of their authors: for prompts.py beside it.
 
 ORIGINALS is a directory with the clones oat (at 59eb01b), understand-r1-zero (8d31b35), open-r1
-(1416fa0), AReaL (1ec1399f1) and trl (0.18.0, as a clone or as the unpacked package). Their modules
-import torch, vLLM and more, none of which makes a prompt. So the functions and classes that do are
-taken out of the files one by one, unchanged, and run with small objects in the place of the rest.
+(1416fa0), open-r1-february (open-r1 at e4ac3ae), AReaL (1ec1399f1) and trl (0.18.0, as a clone or
+as the unpacked package). Their modules import torch, vLLM and more, none of which makes a prompt.
+So the functions and classes that do are taken out of the files one by one, unchanged, and run with
+small objects in the place of the rest.
 """
 
 import ast
@@ -23,6 +24,7 @@ Ids = list[list[int]]  # the token ids of each prompt
 FUTURE_ANNOTATIONS = 0x1000000  # `from __future__ import annotations`: types are not evaluated
 PLACE = "{question}"
 
+FEBRUARY = "open-r1-february/src/open_r1/grpo.py"
 BOS_OF_DISTILLED = "<｜begin▁of▁sentence｜>"
 RECIPES = {
     "open_r1": "Qwen2.5-1.5B-Instruct/grpo/config_demo.yaml",
@@ -97,16 +99,21 @@ def open_r1_prompts(
     originals: Path, tok: PreTrainedTokenizerFast, run: str, questions: list[str]
 ) -> Ids:
     """Returns the ids of TRL's GRPOTrainer for the conversations of open-r1's grpo.py."""
-    settings = recipe(originals, run)
-    column = settings["dataset_prompt_column"]
-    values = {
-        "script_args": types.SimpleNamespace(dataset_prompt_column=column),
-        "training_args": types.SimpleNamespace(system_prompt=settings["system_prompt"]),
-    }
-    path = originals / "open-r1/src/open_r1/grpo.py"
+    if run == "open_r1_february":
+        column = "problem"
+        path = originals / FEBRUARY
+        values: dict[str, Any] = {"SYSTEM_PROMPT": system_prompt_of_february(originals)}
+    else:
+        settings = recipe(originals, run)
+        column = settings["dataset_prompt_column"]
+        values = {
+            "script_args": types.SimpleNamespace(dataset_prompt_column=column),
+            "training_args": types.SimpleNamespace(system_prompt=settings["system_prompt"]),
+        }
+        path = originals / "open-r1/src/open_r1/grpo.py"
+        if "chat_template" in settings:  # as get_tokenizer of open_r1/utils/model_utils.py
+            tok.chat_template = settings["chat_template"]
     make_conversation = take(path, ["make_conversation"], values)["make_conversation"]
-    if "chat_template" in settings:  # as get_tokenizer of open_r1/utils/model_utils.py
-        tok.chat_template = settings["chat_template"]
     names = ["is_conversational", "apply_chat_template", "maybe_apply_chat_template"]
     trl = take(originals / "trl/trl/data_utils.py", names, {})
     ids = []
@@ -114,6 +121,15 @@ def open_r1_prompts(
         text = trl["maybe_apply_chat_template"](make_conversation({column: question}), tok)
         ids.append(tok(text["prompt"], add_special_tokens=False)["input_ids"])
     return ids
+
+
+def system_prompt_of_february(originals: Path) -> str:
+    """Returns the constant SYSTEM_PROMPT of open-r1's grpo.py at e4ac3ae."""
+    tree = ast.parse((originals / FEBRUARY).read_text(encoding="utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SYSTEM_PROMPT":
+            return ast.literal_eval(node.value)
+    raise AssertionError(f"{FEBRUARY} has no SYSTEM_PROMPT: is it the version named above?")
 
 
 def open_r1_examples(
@@ -279,6 +295,7 @@ def texts(originals: Path, tok: PreTrainedTokenizerFast) -> dict[str, str]:
     return {
         "r1": oat_zero_template(originals, "r1")(PLACE),
         "open_r1_system": system,
+        "open_r1_february": system_prompt_of_february(originals),
         "open_r1_distilled": str(prompt),
         "open_r1_sft": recipe(originals, "open_r1_sft")["chat_template"],
         "areal_right": feedback(is_right=True).text,

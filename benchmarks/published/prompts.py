@@ -108,6 +108,7 @@ class Text(NamedTuple):
 TEXTS = {
     "r1": Text("understand-r1-zero at 8d31b35, template r1", "r1.txt"),
     "open_r1_system": Text("open-r1, system prompt of the GRPO recipes", "open_r1_system.txt"),
+    "open_r1_february": Text("open-r1 at e4ac3ae, system prompt", "open_r1_february.txt"),
     "open_r1_distilled": Text(
         "open-r1, prompt of DeepSeek-R1-Distill-Qwen-1.5B", "open_r1_distilled.txt"
     ),
@@ -245,6 +246,7 @@ PUBLISHED_PROMPTS = {
     "gsm8k": Preset("", take_nothing),
     "countdown": Preset("", take_nothing),
     "open_r1": Preset("open_r1_system", take_system_prompt),
+    "open_r1_february": Preset("open_r1_february", take_system_prompt),
     "open_r1_distilled": Preset("open_r1_distilled", take_template),
     "open_r1_code": Preset("open_r1_system", take_prompt_of_code),
     "open_r1_sft": Preset("open_r1_sft", take_chat_template),
@@ -339,7 +341,8 @@ def row_of(task: str, number: int, problem: Problem) -> dict[str, Any]:
     row = {"level": 5, "prompt": problem.prompt}
     if task == "gsm8k":
         return row | {"question": problem.question, "final_answer": problem.answer}
-    return row | {"problem": problem.question, "answer": problem.answer}
+    # The verifier open_r1 reads only golds with LaTeX.
+    return row | {"problem": problem.question, "answer": f"${problem.answer}$"}
 
 
 def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
@@ -367,6 +370,9 @@ def compare(tokenizers: dict[str, str], texts: Path | None) -> int:
             )
             return 1
         for run, preset in PUBLISHED_PROMPTS.items():
+            if run not in known["prompts"]:
+                print(f"{run:20}{name:12}{'none':>14}{'':14}  not recorded with this tokenizer")
+                continue
             with tempfile.TemporaryDirectory() as folder:
                 ours = digest_of_ids(jzero_ids(run, path, Path(folder), texts))
             published = known["prompts"][run]

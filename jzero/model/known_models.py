@@ -103,10 +103,11 @@ QWEN2_MODELS["open-r1/Qwen2.5-Math-7B-RoPE-300k"] = replace(
     QWEN2_MODELS["Qwen/Qwen2.5-Math-7B"], rope_theta=3e5
 )
 QWEN2_MODELS["Qwen/Qwen2.5-1.5B-Instruct"] = QWEN2_MODELS["Qwen/Qwen2.5-1.5B"]
-# A descendant of Qwen2.5-Math-1.5B with an untied output head.
+# Descendants of Qwen2.5-Math, the smaller one with an untied output head.
 QWEN2_MODELS["deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"] = replace(
     QWEN2_MODELS["Qwen/Qwen2.5-Math-1.5B"], tie_word_embeddings=False
 )
+QWEN2_MODELS["deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"] = QWEN2_MODELS["Qwen/Qwen2.5-Math-7B"]
 
 QWEN3_MODELS = {
     "Qwen/Qwen3-0.6B": QwenConfig(

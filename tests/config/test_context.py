@@ -191,6 +191,7 @@ PUBLISHED = {
     "open-r1/Qwen2.5-Math-7B-RoPE-300k": 32768,
     "Qwen/Qwen2.5-1.5B-Instruct": 32768,
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": 131072,
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": 131072,
     "lkevinzc/rho-1b-sft-GSM8K": 2048,
     "lkevinzc/Llama-3.2-3B-NuminaQA": 131072,
     "Qwen/Qwen3-8B": 40960,

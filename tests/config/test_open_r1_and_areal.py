@@ -43,6 +43,24 @@ def test_a_step_of_open_r1_is_the_published_batch() -> None:
     assert rollout.num_prompts * rollout.group_size == gpus * responses_of_a_gpu * accumulated
 
 
+def test_the_recipes_of_february_are_their_published_batches() -> None:
+    """One of 8 GPUs samples. A response's KL is a mean over its tokens, as the rest of its loss."""
+    recipe = load_recipe("open_r1")
+    for preset, accumulated in (
+        ("numina-qwen2.5-1.5b-instruct", 16),
+        ("numina-r1-distill-qwen-7b", 16),
+        ("simple-rl-qwen2.5-math-7b", 8),
+    ):
+        settings = recipe.get_config(preset)
+        config.validate(settings)
+        check_task_settings(settings.task, settings.rollout.max_turns)
+        rewards.check_rewards(settings.task.reward)
+        rollout = settings.rollout
+        assert rollout.num_prompts * rollout.group_size == 7 * 2 * accumulated
+        assert settings.eval.samples == rollout.group_size
+        assert settings.algorithm.kl.weight is None
+
+
 def test_other_presets_of_several_turns_are_as_they_were() -> None:
     settings = load_recipe("math_multiturn").get_config("qwen2.5-math-7b")
     assert (settings.rollout.max_turns, settings.task.stop_on_success) == (2, True)

@@ -1,17 +1,18 @@
 """open-r1: the rows of its GRPO recipes and of OpenR1-Distill-7B.
 
 Sources: the recipes of github.com/huggingface/open-r1 at 1416fa0, the defaults of TRL 0.18.0 and of
-transformers 4.52.3 for what they leave out. All three runs of GRPO share most rows.
+transformers 4.52.3 for what they leave out. All three runs of GRPO share most rows. Three recipes
+of February 2025 are of e4ac3ae, with the defaults of TRL at b9df810, the head of that day.
 """
 
 from benchmarks.published.settings.row import PublishedRun, Row, differing
 
 # TRL's GRPOTrainer and open-r1's grpo.py.
 
-GRPO = (
+OF_BOTH_COMMITS = (
     differing(
         "system_prompt",
-        "asks for thoughts and an answer in tags on lines of their own",
+        "asks for thoughts and an answer in tags",
         "",
         None,
         "the same request in other words; task.system_prompt takes the published ones",
@@ -34,6 +35,18 @@ GRPO = (
     Row("(top_k)", "none", "rollout.top_k", 0, "no bound"),
     Row("(scale_rewards)", "True", "algorithm.advantage", "group_mean_std"),
     Row("(added to the deviation)", "1e-4", "algorithm.advantage.eps", 1e-4),
+    Row("(mask_truncated_completions)", "False", "algorithm.truncated", "grade"),
+    Row("(sync_ref_model)", "False", "algorithm.reference_every", 0, "never"),
+    Row("(AdamW, first beta)", "0.9", "optimizer.b1", 0.9),
+    Row("(AdamW, second beta)", "0.999", "optimizer.b2", 0.999),
+    Row("(AdamW, epsilon)", "1e-8", "optimizer.eps", 1e-8),
+    Row("(weight_decay)", "0", "optimizer.weight_decay", 0.0),
+    Row("(max_grad_norm)", "1", "optimizer.clip_norm", 1.0),
+    Row("(first rate of the warm-up)", "0", "optimizer.warmup.from_zero", True),
+)
+
+GRPO = (
+    *OF_BOTH_COMMITS,
     differing(
         "(loss_type)",
         "bnpo",
@@ -43,14 +56,6 @@ GRPO = (
     ),
     Row("(epsilon)", "0.2", "algorithm.surrogate.low", 0.2),
     Row("(epsilon_high)", "epsilon", "algorithm.surrogate.high", 0.2, "0.2"),
-    Row("(mask_truncated_completions)", "False", "algorithm.truncated", "grade"),
-    Row("(sync_ref_model)", "False", "algorithm.reference_every", 0, "never"),
-    Row("(AdamW, first beta)", "0.9", "optimizer.b1", 0.9),
-    Row("(AdamW, second beta)", "0.999", "optimizer.b2", 0.999),
-    Row("(AdamW, epsilon)", "1e-8", "optimizer.eps", 1e-8),
-    Row("(weight_decay)", "0", "optimizer.weight_decay", 0.0),
-    Row("(max_grad_norm)", "1", "optimizer.clip_norm", 1.0),
-    Row("(first rate of the warm-up)", "0", "optimizer.warmup.from_zero", True),
 )
 
 MATH = (
@@ -215,6 +220,113 @@ CODE = (
     *GRPO,
 )
 
+# The recipes of February 2025.
+
+FEBRUARY = (
+    *OF_BOTH_COMMITS,
+    Row("(loss)", "a mean over a response's tokens", "algorithm.weight", "sequence_mean"),
+    Row(
+        "(ratio)",
+        "1, without a clip",
+        "algorithm.surrogate.high",
+        0.2,
+        "never reached: a step is one update",
+    ),
+    Row("(beta)", "0.04", "algorithm.kl.coef", 0.04),
+    Row("(estimator of the KL)", "k3", "algorithm.kl.estimator", "k3"),
+    Row(
+        "(reward_funcs)",
+        "accuracy, format",
+        "task.reward.functions",
+        ("accuracy", "open_r1_format_inline"),
+        "format as of e4ac3ae",
+        topic="rewards",
+    ),
+    Row("(reward weights)", "the sum", "task.reward.weights", (1.0, 1.0), topic="rewards"),
+    Row(
+        "(accuracy)",
+        "math-verify on the first box or formula of the response",
+        "task.verifier",
+        "open_r1",
+        "the function of e4ac3ae: a gold without LaTeX pays 1 to every response",
+        topic="verifier",
+    ),
+    Row("do_eval, eval_steps", "100", "eval.every", 100, "also before the run", topic="evaluation"),
+    Row(
+        "(dataset_test_split)",
+        "test, all rows",
+        "eval.problems",
+        10000,
+        "at most: held out is the test split",
+        topic="evaluation",
+    ),
+    Row("(greedy evaluation)", "none", "eval.greedy", False, topic="evaluation"),
+    Row("(temperature)", "0.9", "rollout.temperature", 0.9),
+    Row("max_prompt_length", "512", "rollout.max_prompt_tokens", 512),
+    Row("max_completion_length", "1024", "rollout.max_new_tokens", 1024),
+    Row("lr_scheduler_type", "cosine", "optimizer.schedule", "cosine"),
+    Row("(last rate)", "0", "optimizer.schedule.min_lr_ratio", 0.0),
+    Row("warmup_ratio", "0.1", "optimizer.warmup.ratio", 0.1),
+    Row("max_steps", "-1: one pass", "train.prompt_epochs", 1.0, "one pass"),
+)
+
+NUMINA = (
+    Row("dataset_name", "AI-MO/NuminaMath-TIR", "task.data", "AI-MO/NuminaMath-TIR"),
+    Row("(gold)", "the column solution", "task.data.answer", "solution"),
+    Row("num_generations", "2", "rollout.group_size", 2),
+    Row("(prompts in a step)", "112", "rollout.num_prompts", 112, "2 * 7 GPUs * 16 / 2"),
+    Row("(samples of an evaluation)", "2", "eval.samples", 2, "num_generations"),
+    Row("learning_rate", "2e-5", "optimizer.lr", 2e-5),
+    *FEBRUARY,
+)
+
+CHAT_TEMPLATE = Row(
+    "(chat_template)", "the model's", "task.template", "chat", "the model's", topic="prompt"
+)
+NUMINA_INSTRUCT = (
+    Row(
+        "model_name_or_path",
+        "Qwen/Qwen2.5-1.5B-Instruct",
+        "model.path",
+        "Qwen/Qwen2.5-1.5B-Instruct",
+    ),
+    CHAT_TEMPLATE,
+    *NUMINA,
+)
+NUMINA_DISTILLED = (
+    Row(
+        "model_name_or_path",
+        "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B",
+        "model.path",
+        "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B",
+    ),
+    differing(
+        "(chat_template)",
+        "the model's of February 2025",
+        "task.template",
+        "r1_distill_tags",
+        "its text around the question; the model's of today begins the thoughts in the prompt",
+        topic="prompt",
+    ),
+    *NUMINA,
+)
+SIMPLE_RL = (
+    Row("model_name_or_path", "Qwen/Qwen2.5-Math-7B", "model.path", "Qwen/Qwen2.5-Math-7B"),
+    CHAT_TEMPLATE,
+    Row(
+        "dataset_name",
+        "DigitalLearningGmbH/MATH-lighteval",
+        "task.data",
+        "DigitalLearningGmbH/MATH-lighteval",
+    ),
+    Row("(gold)", "the column solution", "task.data.answer", "solution"),
+    Row("num_generations", "7", "rollout.group_size", 7),
+    Row("(prompts in a step)", "16", "rollout.num_prompts", 16, "2 * 7 GPUs * 8 / 7"),
+    Row("(samples of an evaluation)", "7", "eval.samples", 7, "num_generations"),
+    Row("learning_rate", "3e-6", "optimizer.lr", 3e-6),
+    *FEBRUARY,
+)
+
 # TRL's SFTTrainer.
 
 SFT = (
@@ -277,6 +389,7 @@ SFT = (
 )
 
 GRPO_RECIPES = "huggingface/open-r1, recipes/{}/grpo/{}.yaml"
+GRPO_OF_FEBRUARY = "huggingface/open-r1 at e4ac3ae, recipes/{}/grpo/{}.yaml"
 OPEN_R1_RUNS = (
     PublishedRun(
         "open-r1, GRPO of Qwen2.5-1.5B-Instruct",
@@ -301,6 +414,30 @@ OPEN_R1_RUNS = (
         "qwen2.5-1.5b-instruct",
         "open_r1_code",
         CODE,
+    ),
+    PublishedRun(
+        "open-r1 of February 2025, GRPO of Qwen2.5-1.5B-Instruct",
+        GRPO_OF_FEBRUARY.format("Qwen2.5-1.5B-Instruct", "config_demo"),
+        "open_r1",
+        "numina-qwen2.5-1.5b-instruct",
+        "open_r1_february",
+        NUMINA_INSTRUCT,
+    ),
+    PublishedRun(
+        "open-r1 of February 2025, GRPO of DeepSeek-R1-Distill-Qwen-7B",
+        GRPO_OF_FEBRUARY.format("DeepSeek-R1-Distill-Qwen-7B", "config_demo"),
+        "open_r1",
+        "numina-r1-distill-qwen-7b",
+        "",
+        NUMINA_DISTILLED,
+    ),
+    PublishedRun(
+        "open-r1 of February 2025, Simple RL of Qwen2.5-Math-7B",
+        GRPO_OF_FEBRUARY.format("Qwen2.5-Math-7B", "config_simple_rl"),
+        "open_r1",
+        "simple-rl-qwen2.5-math-7b",
+        "open_r1_february",
+        SIMPLE_RL,
     ),
     PublishedRun(
         "OpenR1-Distill-7B, supervised",
