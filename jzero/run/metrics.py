@@ -299,7 +299,8 @@ METRICS: dict[str, Metric] = {
     # -- Packed batches.
     "update/left_out": Metric(
         "Share of sequences that are not packed, because they add exactly nothing to the gradient: "
-        "all their advantages are 0, or none of their tokens is trained.",
+        "all their advantages are 0, or none of their tokens is trained. At 1 the model is not "
+        "computed, and only the moments of earlier steps change the weights.",
         "share",
     ),
     "update/tokens": Metric("Tokens in the packed rows that are not padding.", "tokens"),

@@ -29,6 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -88,6 +89,13 @@ from jzero.types import Batch, RowLayout, State
 Batches = tuple[Batch[jax.Array], ...]
 # A jitted function and its abstract arguments for ahead-of-time compilation.
 Program = tuple[jax.stages.Wrapped, tuple]
+
+
+class UpdateShapes(NamedTuple):
+    """The shapes of what an update returns besides the State."""
+
+    stats: dict[str, jax.ShapeDtypeStruct]
+    logps: list[jax.ShapeDtypeStruct | None]
 
 
 class Learner:
@@ -158,6 +166,8 @@ class Learner:
         # A program under shard_map (data parallelism only) sees one shard of the rows.
         shards = 1 if self.is_data_parallel else row_shards_of_slice(mesh)
         self.arithmetic = choose_for_training(compute.exact, mesh, shards)
+        # Of updates without a token, by layouts.
+        self.shapes_without_tokens: dict[tuple[RowLayout, ...], UpdateShapes] = {}
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -341,7 +351,12 @@ class Learner:
 
         With model.exact there is one f32[M, B, T] for each layout, as `score` returns them. Without
         model.exact the log-probabilities are None.
+
+        Without a microbatch the model is not computed: every sum is 0, and only the optimizer makes
+        its step, by the moments of the steps before.
         """
+        if not jax.device_get(counts).any():
+            return self._step_without_tokens(state, batches, counts, tuple(layouts), lr)
         # The state is donated, so the base, which must survive, is a separate argument.
         next_state, stats, logps = self.update_program(
             replace(state, base={}),
@@ -353,6 +368,44 @@ class Learner:
             tuple(layouts),
         )
         return replace(next_state, base=state.base), stats, logps
+
+    def _step_without_tokens(
+        self,
+        state: State,
+        batches: Batches,
+        counts: jax.Array,
+        layouts: tuple[RowLayout, ...],
+        lr: float,
+    ) -> tuple[State, Stats, list[jax.Array | None]]:
+        """Does what `update_with_logps` does if no batch has a token."""
+        if layouts not in self.shapes_without_tokens:
+            _, *shapes = jax.eval_shape(
+                partial(self._update, layouts=layouts),
+                replace(state, base={}),
+                batches,
+                counts,
+                jax.ShapeDtypeStruct((), jnp.float32),
+                jax.ShapeDtypeStruct((), jnp.bool_),
+                state.base,
+            )
+            self.shapes_without_tokens[layouts] = UpdateShapes(*shapes)
+        shapes = self.shapes_without_tokens[layouts]
+
+        next_state, step_stats = self.program_without_tokens(
+            replace(state, base={}), collectives.put_global(np.float32(lr), self.replicated)
+        )
+        stats = jax.tree.map(partial(put_zeros, sharding=self.replicated), shapes.stats)
+        logps = jax.tree.map(partial(put_zeros, sharding=self.row_sharding), shapes.logps)
+        return replace(next_state, base=state.base), stats | step_stats, logps
+
+    @cached_property
+    def program_without_tokens(self) -> jax.stages.Wrapped:
+        return jax.jit(
+            self._update_without_tokens,
+            donate_argnums=0,
+            out_shardings=(self.state_shardings, self.replicated),
+            compiler_options=training_options(self.mesh, self.arithmetic),
+        )
 
     def score(
         self,
@@ -366,6 +419,8 @@ class Learner:
         There is one f32[M, B, T] for each layout. It is 0 in the prefix and in microbatches from
         `counts` on.
         """
+        if not jax.device_get(counts).any():
+            return [put_zeros(batch.tokens, self.row_sharding) for batch in batches]
         return self.score_program(params, scored_fields(batches), counts, tuple(layouts))
 
     @cached_property
@@ -387,6 +442,8 @@ class Learner:
         layouts: Sequence[RowLayout],
     ) -> list[jax.Array]:
         """Returns the entropy at every target: the policy head's second output, as in `score`."""
+        if not jax.device_get(counts).any():
+            return [put_zeros(batch.tokens, self.row_sharding) for batch in batches]
         return self.entropy_program(params, scored_fields(batches), counts, tuple(layouts))
 
     @cached_property
@@ -694,6 +751,14 @@ class Learner:
         row_keys = self._row_keys(batches, state.step)
         summed, logps = summed_gradient(state.params, base, batches, counts, is_on_policy, row_keys)
         gradient, stats = summed
+        next_state, step_stats = self._descend(state, gradient, lr)
+        return next_state, stats | step_stats, logps
+
+    def _update_without_tokens(self, state: State, lr: jax.Array) -> tuple[State, Stats]:
+        return self._descend(state, jax.tree.map(zeros_in_fp32, state.params), lr)
+
+    def _descend(self, state: State, gradient: qwen.Params, lr: jax.Array) -> tuple[State, Stats]:
+        """Makes an optimizer step. Returns the next State, `grad_norm` and `skipped`."""
 
         # The learning rate is an argument instead of a part of the optimizer chain, so a schedule
         # does not recompile the program.
@@ -709,7 +774,7 @@ class Learner:
 
         # With optimizer.skip_norm a step with a large gradient keeps the previous state.
         grad_norm = optax.tree.norm(without_draft_head(gradient))
-        stats |= {"grad_norm": grad_norm, "skipped": jnp.float32(0)}
+        stats = {"grad_norm": grad_norm, "skipped": jnp.float32(0)}
         if self.settings.skip_norm:
             # A NaN norm makes the comparison false, so a step with a NaN gradient is skipped too.
             is_kept = grad_norm <= self.settings.skip_norm
@@ -719,7 +784,7 @@ class Learner:
 
             next_state = jax.tree.map(choose, next_state, state)
             stats["skipped"] = 1 - is_kept.astype(jnp.float32)
-        return next_state, stats, logps
+        return next_state, stats
 
     def _score(
         self,
@@ -907,6 +972,14 @@ def without_prefix(batch: Batch[jax.Array], layout: RowLayout) -> Batch[jax.Arra
         return field[:, layout.prefix :]
 
     return jax.tree.map(cut, batch)
+
+
+def put_zeros(
+    like: jax.ShapeDtypeStruct | jax.Array,
+    sharding: NamedSharding,
+) -> jax.Array:
+    """Returns fp32 zeros of the shape of `like` on the mesh."""
+    return collectives.put_global(np.zeros(like.shape, np.float32), sharding)
 
 
 def zeros_in_fp32(x: jax.ShapeDtypeStruct) -> jax.Array:

@@ -334,6 +334,24 @@ def test_a_step_without_a_gradient_goes_on_by_the_momentum_of_the_last_one() -> 
     assert "policy/mismatch" not in metrics
 
 
+def test_a_step_without_a_gradient_computes_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither scores nor an update: only the optimizer's step on a gradient of 0."""
+    trainer = adam_trainer("gspo")
+    state = first_state(trainer)
+
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("a program of the model ran")
+
+    for name in ("update_program", "score_program", "entropy_program"):
+        monkeypatch.setitem(trainer.policy.__dict__, name, refuse)
+    result = update_on_rollouts(trainer, state, ALL_EQUAL, 1)
+
+    assert result.metrics["update/left_out"] == 1
+    # Without moments of earlier steps, and without weight decay, nothing moves.
+    start = reference.placed(trainer.policy, reference.random_params())
+    assert jax.tree.all(jax.tree.map(np.array_equal, result.state.params, start))
+
+
 def test_what_is_left_out_keeps_its_advantage_and_its_share_of_the_weights() -> None:
     trainer = adam_trainer("gspo")
     in_both = make_minibatches(trainer, ROLLOUTS, 1)
