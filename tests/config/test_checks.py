@@ -252,6 +252,10 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
         "task.turn_reward=success replaces a score, and algorithm.advantage=each_group_mean_std",
     ),
     (
+        {"rollout.thoughts": "drop", "rollout.max_turns": 2, "task.name": "guess"},
+        "keeps the thoughts of earlier turns: set rollout.thoughts=keep, or rollout.max_turns=1",
+    ),
+    (
         {"eval.max_new_tokens": 2000, "rollout.max_episode_tokens": 1500},
         "rollout.max_episode_tokens=1500 is shorter than a prompt and eval.max_new_tokens=2000",
     ),
