@@ -15,7 +15,7 @@ qwen2.5-math-* train both models for 300 steps on the levels 3 to 5 of MATH.
 Data and models come from the hub, or from --config.task.data=FILE and
 --config.model.path=DIRECTORY. tiny takes its tokenizer from the hub, or from
 --config.model.tokenizer=DIRECTORY. --config.eval.suites=... takes name=FILE, too.
-The presets oat-zero-* are graded as published and need packages: pip install 'jzero[verify]'.
+The presets oat-zero-* are graded as published and need packages: pip install -e '.[verify]'.
 Hardware: 8 accelerators of 80 GiB for 7b. The paper's run took 27 hours on 8 A100 of 40 GiB.
 Published for oat-zero-1.5b, oat-zero-3b and oat-zero-7b, greedy with 3,000 new tokens, in percent:
 

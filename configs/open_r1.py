@@ -39,7 +39,7 @@ presets. What differs:
   the thoughts in the prompt, where the reward for the form does not look for them, so the preset
   has the text of the earlier one.
 
-The verifiers open_r1 and open_r1_1416fa0 need math-verify: pip install 'jzero[verify]'.
+The verifiers open_r1 and open_r1_1416fa0 need math-verify: pip install -e '.[verify]'.
 
 The recipe for code is configs/code.py:qwen2.5-1.5b-instruct. Published: no result.
 """

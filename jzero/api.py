@@ -16,7 +16,7 @@ import contextlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from jzero import cli
@@ -55,7 +55,7 @@ class Run:
     workdir: Path
     recipe: Path  # python -m jzero.main --config RECIPE is the same run
     model: Path | None  # the trained model; None for a run that was stopped
-    summary: JsonObject  # as in summary.json
+    summary: JsonObject = field(repr=False)  # as in summary.json
 
 
 def train(

@@ -14,7 +14,7 @@ FILES = sorted((ROOT / "jzero").rglob("*.py"))
 # A module imports from the layers above it in this list, and from its own folder. Every folder is
 # one layer, and so is every module outside of the folders.
 LAYERS = [
-    ("errors", "tokens"),
+    ("errors", "extras", "tokens"),
     ("setting", "types", "terminal"),
     ("json_values",),
     ("algorithms", "answers"),

@@ -22,6 +22,7 @@ import jax
 from jax.experimental import topologies
 
 from jzero.errors import UserError
+from jzero.extras import install_command
 from jzero.files import parse_json, read_text, user_cache, write_atomic
 from jzero.planning.chips import CHIPS_PER_HOST, GPUS, TPUS, Topology, split_topology
 from jzero.planning.crossing import crossing
@@ -87,7 +88,7 @@ def compile_only_devices(topology: str) -> list[Device]:
 
 def _tpu_slices(topology: Topology) -> list[Device]:
     if importlib.util.find_spec("libtpu") is None:
-        raise UserError("compiling for TPUs needs libtpu: pip install 'jzero[tpu]'")
+        raise UserError(f"compiling for TPUs needs libtpu: {install_command('tpu')}")
     # Existing variables take precedence. libtpu reads them when it is loaded.
     for name, value in LIBTPU_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -108,7 +109,7 @@ def _tpu_slices(topology: Topology) -> list[Device]:
 def _gpu_host(family: str, count: int) -> list[Device]:
     if importlib.util.find_spec("jax_cuda12_plugin") is None:
         raise UserError(
-            f"compiling for {family} needs CUDA's compiler: pip install 'jzero[cuda12]'"
+            f"compiling for {family} needs CUDA's compiler: {install_command('cuda12')}"
         )
     description = topologies.get_topology_desc(
         "",

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from jzero.config import Config
 from jzero.cores import num_cores
 from jzero.errors import UserError
-from jzero.model.hub import public_name
 from jzero.planning.announcement import planned_hours, time_and_cost
 from jzero.planning.chips import GIB, Chip, DescribedDevice, described_devices
 from jzero.planning.disk import GB, DiskNeed, parts_of_workdir
 from jzero.planning.fitting import PROCESS_BYTES, Fit, fit_run, is_cpu
 from jzero.planning.largest import memory_of
+from jzero.planning.models import run_title
 from jzero.planning.planned_run import architectures
 
 LAPTOP_SHARE = 0.75  # of a laptop's memory: the system and other programs take the rest
@@ -185,8 +185,8 @@ def plan_on(settings: Config, machine: Machine) -> Verdict:
 
 def format_verdict(settings: Config, name: str, verdict: Verdict) -> str:
     """Returns the phases, the parts of the workdir, and the verdict, in plain text."""
-    model = public_name(settings.model.path) if settings.model.path else "a model from scratch"
-    lines = [f"{settings.name}: {model} on {name}, by arithmetic: {verdict.machine}", ""]
+    title = run_title(settings.name, settings.model.path)
+    lines = [f"{title} on {name}, by arithmetic: {verdict.machine}", ""]
     if verdict.memory is not None:
         lines.append(f"{'phase':<28}GiB on each of {len(verdict.machine.devices)} devices")
         for phase, size in verdict.memory.phases.items():

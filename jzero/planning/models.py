@@ -6,6 +6,7 @@ from jzero.errors import UserError
 from jzero.files import split_revision
 from jzero.model import huggingface
 from jzero.model.families import FAMILIES
+from jzero.model.hub import public_name
 from jzero.model.qwen import QwenConfig
 
 # Keyed by hub id, one family after the other.
@@ -17,6 +18,14 @@ KNOWN_MODELS = {
 def short_names() -> list[str]:
     """Returns the names of the known models without their organization: "Qwen2.5-3B"."""
     return [hub_id.split("/")[1] for hub_id in KNOWN_MODELS]
+
+
+def run_title(name: str, path: str) -> str:
+    """Returns the name of a run with its model, which a flag may have replaced.
+
+    path: its model.path; "" for a model from scratch.
+    """
+    return f"{name}: {public_name(path) if path else 'a model from scratch'}"
 
 
 def hub_id_of(name: str) -> str:

@@ -9,6 +9,7 @@ from jzero.files import JsonObject
 from jzero.planning.chips import GIB
 from jzero.planning.compiling import Measurement, compile_only_devices, measure
 from jzero.planning.memory import phase_totals, suggestions
+from jzero.planning.models import run_title
 from jzero.planning.planned_run import PlannedRun, build, with_scores
 from jzero.planning.roofline import PhaseCost, roofline, update_by_layout
 from jzero.planning.search import search
@@ -129,7 +130,8 @@ def format_report(report: Report) -> str:
 def _heading(report: Report) -> str:
     mesh = " x ".join(f"{name} {size}" for name, size in report.mesh.items())
     return (
-        f"{report.config} on {report.topology}: {report.devices} x {report.device_kind} ({mesh}), "
+        f"{run_title(report.config, report.model)} on {report.topology}: "
+        f"{report.devices} x {report.device_kind} ({mesh}), "
         f"{report.hosts} hosts, {report.hbm_bytes / GIB:.2f} GiB each"
     )
 

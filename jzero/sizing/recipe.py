@@ -25,7 +25,7 @@ def get_config() -> Config:
     config = Config()
 '''
 COMMENT_COLUMNS = 100
-BY_HAND = "from the command line"
+BY_HAND = "given by you"  # as a flag, or in Python
 TABLE_ROWS = 12
 VALUE_WIDTH = 12  # columns of a value; a longer one has a line of its own
 # The choices that decide what a run learns and how long it takes. The table has the first of them.

@@ -244,6 +244,11 @@ def test_chat_streams_the_answer_of_the_decoder(trained) -> None:
     assert target.getvalue() == f"{answer}\n{answer}\n"
 
 
+def test_a_run_in_a_notebook_is_shown_in_a_line() -> None:
+    run = api.Run(Path("run"), Path("run/recipe.py"), None, {"config": {"name": "x" * 5000}})
+    assert len(repr(run)) < 200
+
+
 class Echo:
     """A conversation whose model repeats the message."""
 

@@ -78,5 +78,5 @@ def test_without_the_package_the_error_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", {}.get)
-    with pytest.raises(UserError, match=r"needs the package rank_bm25: pip install 'jzero\[search"):
+    with pytest.raises(UserError, match=r"needs the package rank_bm25: pip install -e '.*\[search"):
         search(tmp_path, "a")

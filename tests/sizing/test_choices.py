@@ -412,7 +412,7 @@ def test_the_table_has_twelve_choices_in_80_columns(
     assert {"task.data", "task.reward.functions", "task.system_prompt", "train.steps"} <= {*names}
     assert last == f"{len(sheet.choices) - 11} more choices with their reasons are in recipe.py"
     assert len(lines) <= 36  # one screen, with a data set in a long path
-    assert "from the command line" in text
+    assert "given by you" in text
 
 
 def test_the_folder_of_recipes_is_that_of_the_clone() -> None:

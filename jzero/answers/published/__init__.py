@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from jzero.answers.published import oat, packages
 from jzero.errors import UserError
+from jzero.extras import install_command
 from jzero.types import Grade, JsonValue
 
 
@@ -68,7 +69,7 @@ def load(verifier: str) -> None:
     missing = [name for name in VERIFIERS[verifier].packages if not _is_installed(name)]
     if missing:
         raise UserError(
-            f"task.verifier={verifier} needs {', '.join(missing)}: pip install 'jzero[verify]'"
+            f"task.verifier={verifier} needs {', '.join(missing)}: {install_command('verify')}"
         )
     for package in _MATH_VERIFY:  # they log each hostile answer
         logging.getLogger(package).setLevel(logging.CRITICAL)
@@ -79,12 +80,12 @@ def load(verifier: str) -> None:
     except Exception as error:  # a broken package may raise anything
         raise UserError(
             f"task.verifier={verifier} does not work: {type(error).__name__}: {error}. "
-            "Install its packages again: pip install --force-reinstall 'jzero[verify]'"
+            f"Install its packages again: {install_command('verify', again=True)}"
         ) from error
     if not grade.correct:
         raise UserError(
             f"task.verifier={verifier} rejects a correct answer ({grade.reason}): its packages are "
-            "broken. Install them again: pip install --force-reinstall 'jzero[verify]'"
+            f"broken. Install them again: {install_command('verify', again=True)}"
         )
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 import numpy as np
 
 from jzero.errors import UserError, shown
+from jzero.extras import install_command
 from jzero.files import read_text
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Search:
         """Raises UserError if the package or the corpus is missing, or an argument is wrong."""
         if importlib.util.find_spec("rank_bm25") is None:
             raise UserError(
-                "task.tools.names=search needs the package rank_bm25: pip install 'jzero[search]'"
+                f"task.tools.names=search needs the package rank_bm25: {install_command('search')}"
             )
         if not isinstance(corpus, str) or not corpus:
             raise UserError(
