@@ -25,6 +25,11 @@ ALWAYS_ALLOWED_ROWS = 1_000_000
 BATCH_ROWS = 16_384
 
 
+def most_bytes(path: Path) -> int:
+    """Returns the bytes that a compressed file may hold."""
+    return max(ALWAYS_ALLOWED_BYTES, MAX_GROWTH * path.stat().st_size)
+
+
 class _Bounds:
     """What a file of this size may hold, and a count of what it holds."""
 
@@ -32,7 +37,7 @@ class _Bounds:
         size = path.stat().st_size
         self._path = path
         self._most_rows = max(ALWAYS_ALLOWED_ROWS, size)  # a row takes more than a byte
-        self._most_bytes = max(ALWAYS_ALLOWED_BYTES, MAX_GROWTH * size)
+        self._most_bytes = most_bytes(path)
         self._rows = 0
         self._bytes = 0
 

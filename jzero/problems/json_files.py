@@ -8,16 +8,19 @@ its values mix numbers, booleans and text.
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import IO, NamedTuple, NoReturn, cast
 
 from jzero.errors import UserError, quoted, shown
 from jzero.files import open_file
 from jzero.json_values import as_list
+from jzero.problems import arrow_files
 from jzero.types import JsonValue
 
 MAX_ROW_BYTES = 64 << 20
@@ -43,6 +46,46 @@ def check_is_file(path: Path) -> None:
         size = os.fstat(file.fileno()).st_size
     if not size:
         raise UserError(f"data {path} is empty: it needs a row")
+
+
+class _Unpacked(gzip.GzipFile):
+    """The content of a gzip file, which may be at most `arrow_files.most_bytes` long."""
+
+    def __init__(self, file: IO[bytes], path: Path) -> None:
+        super().__init__(fileobj=file, mode="rb")
+        self._path = path
+        self._most = arrow_files.most_bytes(path)
+
+    def read(self, size: int | None = -1) -> bytes:
+        return self._checked(super().read(self._bounded(size)))
+
+    def read1(self, size: int = -1) -> bytes:
+        return self._checked(super().read1(self._bounded(size)))
+
+    def readline(self, size: int | None = -1) -> bytes:
+        return self._checked(super().readline(self._bounded(size)))
+
+    def _bounded(self, size: int | None) -> int:
+        return self._most + 1 if size is None or size < 0 else min(size, self._most + 1)
+
+    def _checked(self, data: bytes) -> bytes:
+        if self.tell() > self._most:
+            raise UserError(
+                f"data {self._path} has {self._most:,} bytes or more when it is unpacked: save it "
+                "without repeated rows, or unpacked"
+            )
+        return data
+
+
+@contextlib.contextmanager
+def open_bytes(path: Path) -> Iterator[IO[bytes]]:
+    """Opens a file of rows for reading; a file that ends in .gz is unpacked while it is read."""
+    with open_file(path, name=f"data {path}") as file:
+        if path.suffix != ".gz":
+            yield file
+            return
+        with _Unpacked(file, path) as unpacked:
+            yield cast(IO[bytes], unpacked)
 
 
 def read_columns(path: Path, text_columns: Sequence[str]) -> dict[str, list[JsonValue]]:
@@ -71,7 +114,7 @@ def read_columns(path: Path, text_columns: Sequence[str]) -> dict[str, list[Json
 
 def _read_rows(path: Path) -> Iterator[PlacedRow]:
     check_is_file(path)
-    with open_file(path, name=f"data {path}") as file:
+    with open_bytes(path) as file:
         # Enough for a mark, and for white space before a bracket.
         start = file.read(4096)
         for mark, encoding in _OTHER_ENCODINGS.items():

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, T
 from jzero.answers import extract
 from jzero.errors import UserError, quoted
 from jzero.files import split_revision
-from jzero.problems import arrow_files, bounds, hub_sets, json_files
+from jzero.problems import arrow_files, bounds, csv_files, hub_sets, json_files
 from jzero.types import JsonValue, Problem, Prompt
 
 if TYPE_CHECKING:
@@ -66,7 +66,16 @@ MAX_SHORT_ANSWER = 40  # characters of a message that is an answer as a whole
 MAX_QUESTION = 4 << 20  # characters
 MAX_ANSWER = 1 << 16  # characters of a final answer
 
-FILE_TYPES = (".json", ".jsonl", ".parquet", ".arrow")
+FILE_TYPES = (
+    ".json",
+    ".jsonl",
+    ".parquet",
+    ".arrow",
+    ".csv",
+    ".json.gz",
+    ".jsonl.gz",
+    ".csv.gz",
+)
 # Files that `save_to_disk` adds to the data of a Dataset or DatasetDict.
 SAVED_TO_DISK = ("state.json", "dataset_dict.json")
 
@@ -127,7 +136,7 @@ def load(source: str) -> Mapping[str, datasets.Dataset]:
 
     A source is one of these:
 
-    - a json, jsonl, parquet or arrow file
+    - a json, jsonl, csv, parquet or arrow file; json, jsonl and csv may be packed with gzip
     - a directory of such files, one for each split (train.jsonl, test.jsonl, ...)
     - a directory written by `save_to_disk`
     - a hub id, "owner/name" or "config@owner/name", optionally followed by "#revision": a branch,
@@ -145,8 +154,8 @@ def load(source: str) -> Mapping[str, datasets.Dataset]:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
             f"data {source} cannot be loaded ({type(error).__name__}: {reason}): give a json, "
-            "jsonl, parquet or arrow file, a directory of train and test files or of save_to_disk, "
-            "or a hub id (config@id#revision) in reach"
+            "jsonl, csv, parquet or arrow file, a directory of train and test files or of "
+            "save_to_disk, or a hub id (config@id#revision) in reach"
         ) from None
 
 
@@ -188,17 +197,17 @@ def _load(source: str) -> Mapping[str, datasets.Dataset]:
 
     path = Path(source)
     if path.is_dir():
-        found = [file for file in sorted(path.iterdir()) if file.suffix in FILE_TYPES]
-        files = {file.stem: file for file in found}
+        found = [file for file in sorted(path.iterdir()) if file_type(file)]
+        files = {split_of(file): file for file in found}
         # `save_to_disk` writes files of these types too: its own loader reads them.
         if files and not any((path / name).exists() for name in SAVED_TO_DISK):
             if len(files) < len(found):
-                stems = [file.stem for file in found]
+                stems = [split_of(file) for file in found]
                 twice = next(stem for stem in stems if stems.count(stem) > 1)
                 raise UserError(f"data {source} has two files of the split {twice}: remove one")
             return _Files(files)
         return _as_splits(datasets.load_from_disk(source))
-    if path.exists() and path.suffix in FILE_TYPES:
+    if path.exists() and file_type(path):
         return {"train": _read_file(path)}
 
     name, revision = split_revision(source)
@@ -210,9 +219,19 @@ def _load(source: str) -> Mapping[str, datasets.Dataset]:
             f"data {source} ends in {path.suffix or 'no suffix'}: convert it to one of "
             f"{', '.join(FILE_TYPES)}, such as a JSON object with its columns on each line"
         )
-    if path.exists() or path.suffix in FILE_TYPES or is_path:
+    if path.exists() or file_type(path) or is_path:
         raise FileNotFoundError(f"no such directory, or file ending in {', '.join(FILE_TYPES)}")
     return _as_splits(hub_sets.load_from_hub(repository, config_name or None, revision))
+
+
+def file_type(path: Path) -> str:
+    """Returns the end of a file's name that is in FILE_TYPES; "" for other files."""
+    return next((end for end in FILE_TYPES if path.name.endswith(end)), "")
+
+
+def split_of(path: Path) -> str:
+    """Returns the split that a file of a directory has: its name without its type."""
+    return path.name.removesuffix(file_type(path))
 
 
 def _as_splits(loaded: object) -> dict[str, datasets.Dataset]:
@@ -237,6 +256,8 @@ def _read_file(path: Path) -> datasets.Dataset:
     if path.suffix == ".arrow":
         arrow_files.check_arrow(path)
         return datasets.Dataset.from_file(str(path))
+    if file_type(path) in (".csv", ".csv.gz"):
+        return datasets.Dataset.from_dict(csv_files.read_columns(path))
     columns = json_files.read_columns(path, COLUMN_NAMES["problem"])
     try:
         return datasets.Dataset.from_dict(columns)

@@ -10,6 +10,7 @@ leaves sizes open, and `planning.disk` the checkpoints.
 
 import copy
 import difflib
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,6 +31,8 @@ from jzero.config import (
 )
 from jzero.errors import UserError
 from jzero.model import adapters, huggingface, qwen, tokenizer
+from jzero.model.directory import file_in, read_json
+from jzero.model.end_tokens import GENERATION
 from jzero.planning import sizing
 from jzero.planning.chips import GIB
 from jzero.planning.disk import (
@@ -55,7 +58,7 @@ from jzero.planning.fitting import (
 )
 from jzero.planning.machines import Machine
 from jzero.planning.sizing import most_tokens
-from jzero.problems.prompts import BOXED, MATH_TEMPLATES, NO_SYSTEM_PROMPT
+from jzero.problems.prompts import BOXED, CHAT_FILE, COLUMN, MATH_TEMPLATES, NO_SYSTEM_PROMPT
 from jzero.rewards import rewards
 from jzero.sizing.data import NO_ANSWER_STATED, Data, HeldOut
 from jzero.tasks import code, find_task, math_problems
@@ -67,6 +70,10 @@ FEWEST_NEW_TOKENS = 256
 NEW_TOKENS = {True: 512, False: 1024}  # without worked solutions, on a CPU and elsewhere
 MOST_TURNS = {True: 4, False: 8}  # of an episode, on a CPU and elsewhere
 TURN_TOKENS = {True: 128, False: 512}  # of a response and of a reply, on a CPU and elsewhere
+# Of a model that writes its thoughts before the answer, on a CPU and elsewhere.
+THINKING_TOKENS = {True: 4096, False: 8192}
+THINKING_TURN_TOKENS = 2048  # of one turn of an episode
+_THINKING_NAME = re.compile(r"(?<![a-z0-9])(r1|qwq|think(ing|er)?|reason(ing|er)?)(?![a-z0-9])")
 SPARE_LENGTH = 1.5  # a response may be this many times as long as 95 % of the solutions
 # What is trained.
 FULL, ADAPTER, INT8_BASE = "the whole model", "an adapter", "an adapter on an int8 base"
@@ -113,6 +120,8 @@ class Model:
     architecture: qwen.QwenConfig
     positions: int | None
     tokenizer: tokenizer.PreTrainedTokenizerFast
+    name: str = ""  # as --model names it
+    is_greedy: bool = False  # generation_config.json turns sampling off
 
     @property
     def num_params(self) -> int:
@@ -126,7 +135,9 @@ def read_model(settings: Config) -> Model:
     architecture, hf_config = huggingface.load_config(directory)
     positions = settings.model.max_position_embeddings or positions_of(hf_config)
     tok = tokenizer.load(settings.model.tokenizer or str(directory))
-    return Model(directory, architecture, positions, tok)
+    generation = file_in(directory, GENERATION)
+    is_greedy = generation is not None and read_json(generation).get("do_sample") is False
+    return Model(directory, architecture, positions, tok, source, is_greedy)
 
 
 @dataclass(frozen=True)
@@ -416,7 +427,11 @@ def _choose_lengths(sheet: Sheet, data: Data, model: Model, machine: Machine) ->
             f"has {shortest} tokens: {reason}; set {_rounded(covered)}"
         )
 
-    if data.solutions:
+    if thoughts := reason_for_thoughts(model, settings.task.template):
+        has_turns = settings.task.name == "environment"
+        tokens = THINKING_TURN_TOKENS if has_turns else THINKING_TOKENS[machine.is_cpu]
+        reason = f"{thoughts}: a model that thinks needs thousands of tokens"
+    elif data.solutions:
         solutions = [len(tokenizer.encode(model.tokenizer, text)) for text in data.solutions]
         typical = int(np.quantile(solutions, 0.95))
         # A policy thinks longer than the solutions of a data set are.
@@ -446,6 +461,30 @@ def _choose_lengths(sheet: Sheet, data: Data, model: Model, machine: Machine) ->
     if rollout.max_prompt_tokens + rollout.max_new_tokens <= model.positions:
         reason = f"the model has {model.positions} positions"
         sheet.set("rollout.max_episode_tokens", model.positions, reason)
+
+
+def reason_for_thoughts(model: Model, template: str) -> str:
+    """Returns why a model is expected to write its thoughts before an answer, "" if it is not.
+
+    template: task.template, with which the prompts are made.
+    """
+    name = Path(model.name or model.directory).name.lower()
+    if name.endswith("-base"):
+        return ""
+    if found := _THINKING_NAME.search(name):
+        return f"the name of the model has {found[0]}"
+    chat_template = str(model.tokenizer.chat_template or "")
+    uses_chat_template = template == "chat" or template.startswith((COLUMN, CHAT_FILE))
+    has_thoughts = any(word in chat_template for word in ("enable_thinking", "</think>"))
+    # A base model has the chat template of its family. Its generation config decodes greedily.
+    if not (uses_chat_template and has_thoughts) or model.is_greedy:
+        return ""
+    # Without thoughts by default, the template itself closes them.
+    messages = [{"role": "user", "content": "x"}]
+    prompt = tokenizer.decode(model.tokenizer, tokenizer.prompt_ids(model.tokenizer, messages))
+    if prompt.rstrip().endswith("</think>"):
+        return ""
+    return "the chat template is for thoughts"
 
 
 def prompt_lengths(settings: Config, data: Data, model: Model) -> np.ndarray:

@@ -52,6 +52,7 @@ from jzero.model.hub import public_name
 from jzero.planning.chips import GIB
 from jzero.planning.disk import GB
 from jzero.planning.machines import Machine, find_machine, plan_on
+from jzero.problems import problem_sets
 from jzero.rewards import rewards, user_functions
 from jzero.run import buckets
 from jzero.run.workdir import check_directory
@@ -465,7 +466,9 @@ def run_name(wishes: Wishes) -> str:
     the algorithm that was asked for.
     """
     source = wishes.environment.rpartition(":")[2] if wishes.environment else path_of(wishes.data)
-    parts = [Path(wishes.model).name, Path(source.partition("#")[0]).stem]
+    file = Path(source.partition("#")[0])
+    end = problem_sets.file_type(file) or file.suffix
+    parts = [Path(wishes.model).name, file.name.removesuffix(end)]
     if wishes.lora:
         parts.append("lora")
     if wishes.algorithm:

@@ -481,7 +481,8 @@ def test_a_workdir_that_cannot_be_used(command, finished, tmp_path: Path) -> Non
         "--config.rollout.group_size=8",
     )
     assert (
-        "is of another run (rollout.group_size: 4 -> 8; train.seed: 0 -> 5)" in message
+        "belongs to a run with other settings (rollout.group_size: 4 -> 8; train.seed: 0 -> 5)"
+        in message
         and "another --workdir" in message
     )
     assert digests(finished) == before

@@ -158,7 +158,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "mine.py").write_text("def f(response, gold, task):\n    return 1.0\n")
     (folder / "broken.py").write_text("x = 1\nimport nowhere_at_all\n")
     (folder / "shop.py").write_text("class Shop:\n    pass\n")
-    (folder / "sums.csv").write_text("question,answer\n1+1?,2\n")
+    (folder / "sums.txt").write_text("question,answer\n1+1?,2\n")
     return folder
 
 
@@ -168,10 +168,10 @@ VALUES = [
     ("--reward=broken.py:f", "broken.py:f: .*line 2: No module named 'nowhere_at_all'"),
     ("--reward=acuracy", "'acuracy' is not one of accuracy"),
     ("--data=none.jsonl", "data .*none.jsonl cannot be loaded .*no such directory, or file"),
-    ("--data=sums.csv", "sums.csv ends in .csv: convert it"),
+    ("--data=sums.txt", "sums.txt ends in .txt: convert it"),
     ("--data=rows('sums.jsonl',answer=gold)", "answer=gold: .*sums.jsonl has the columns"),
     ("--eval=held.jsonl", "data .*held.jsonl cannot be loaded .*no such directory, or file"),
-    ("--eval=sums.csv", "sums.csv ends in .csv: convert it"),
+    ("--eval=sums.txt", "sums.txt ends in .txt: convert it"),
     ("--model=mine.py", "mine.py is a file: give the directory that holds config.json"),
     ("--model=none", "no such directory: .*none"),
     ("--environment=shop.py:Shp", "shop.py:Shp is no module:Class .*no Shp; there are Shop"),
@@ -288,7 +288,7 @@ DATA = [
     ({"data": GOOD + GOOD + "{\n"}, [], "line 3"),
     ({"data": '{"text": "a"}\n'}, [], "has columns text: name one, as in rows("),
     ({"data": GOOD, "eval": GOOD}, [], "all of its 1 problems are held out"),
-    ({"csv": "question,answer\n1,2\n"}, [], "train.csv ends in .csv: convert it to one of .json"),
+    ({"txt": "question,answer\n1,2\n"}, [], "train.txt ends in .txt: convert it to one of .json"),
     ({}, [], "train.jsonl"),
 ]
 
@@ -301,10 +301,10 @@ def test_data_that_cannot_be_used_are_one_line(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    names = {"data": "train.jsonl", "eval": "held.jsonl", "csv": "train.csv"}
+    names = {"data": "train.jsonl", "eval": "held.jsonl", "txt": "train.txt"}
     for name, text in files.items():
         (tmp_path / names[name]).write_text(text)
-    source = tmp_path / names["csv" if "csv" in files else "data"]
+    source = tmp_path / names["txt" if "txt" in files else "data"]
     arguments = [f"--config.{flag}" for flag in flags] + [f"--config.task.data={source}"]
     if "eval" in files:
         arguments.append(f"--config.task.eval_data={tmp_path / names['eval']}")

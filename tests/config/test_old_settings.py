@@ -305,7 +305,7 @@ def test_an_old_run_continues_with_the_settings_of_today(name: str, tmp_path: Pa
     (tmp_path / "export-3").mkdir()
     assert find_model(str(tmp_path)).settings == settings
     settings.optimizer.lr *= 2
-    with pytest.raises(UserError, match="is of another run"):
+    with pytest.raises(UserError, match="belongs to a run with other settings"):
         workdir.check_workdir(tmp_path, config.to_json(settings))
 
 

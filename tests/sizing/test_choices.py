@@ -421,3 +421,49 @@ def test_the_folder_of_recipes_is_that_of_the_clone() -> None:
     assert json.dumps(sorted(path.stem for path in main.RECIPES.glob("*.py"))) == json.dumps(
         sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
     )
+
+
+# What matters here of the templates of models that think, as their makers publish them.
+QWEN3 = (
+    "{%- for message in messages %}{{- message.role + ':' + message.content + '\\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- 'assistant:' }}"
+    "{%- if enable_thinking is defined and enable_thinking is false %}"
+    "{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}{%- endif %}"
+)
+R1 = (
+    "{%- for message in messages %}{%- if message.role == 'assistant' and '</think>' in "
+    "message.content %}{{- message.content.split('</think>')[-1] }}{%- else %}"
+    "{{- message.role + ':' + message.content }}{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- 'assistant:<think>\\n' }}{%- endif %}"
+)
+CLOSED = QWEN3.replace("enable_thinking is defined and enable_thinking is false", "true")
+
+
+@pytest.mark.parametrize(
+    ("name", "template", "is_greedy", "thinks"),
+    [
+        ("Qwen3-8B", QWEN3, False, True),
+        ("Qwen3-8B-Base", QWEN3, False, False),
+        ("my-model", QWEN3, True, False),  # a base model with the template of its family
+        ("my-model", QWEN3, False, True),
+        ("my-model", R1, False, True),
+        ("my-model", CLOSED, False, False),
+        ("DeepSeek-R1-Distill-Qwen-1.5B", "", False, True),
+        ("QwQ-32B", "", False, True),
+        ("Qwen3-4B-Thinking-2507", "", False, True),
+        ("Qwen2.5-1.5B-Instruct", "", False, False),
+    ],
+)
+def test_a_model_that_thinks_gets_thousands_of_tokens(
+    name: str, template: str, is_greedy: bool, thinks: bool, data: Data, model: Model
+) -> None:
+    long = replace(model, positions=32768, name=f"maker/{name}", is_greedy=is_greedy)
+    if template:
+        long = with_template(long, template)
+    given = {"model.max_position_embeddings": 32768}
+
+    on_cpu = choose(data, long, cpu(999), given).settings.rollout
+    on_tpu = choose(data, long, slice_of("v5e:1x1"), given).settings.rollout
+
+    lengths = (on_cpu.max_new_tokens, on_tpu.max_new_tokens)
+    assert lengths == ((4096, 8192) if thinks else (256, 256))
