@@ -19,7 +19,7 @@ _PART = re.compile(
     r"(?:\\(?:Re|Im)|\\(?:operatorname|text|mathrm)\s*\{\s*(?:Re|Im)\s*\}|\b(?:Re|Im))"
     r"\s*[({]?\s*([a-z])(?![A-Za-z])"
 )
-_MODULUS = re.compile(r"(?:\||\\lvert)\s*[zw]\s*(?:\||\\rvert)")
+_MODULUS = re.compile(r"(?:\||\\lvert)[^|]*(?<![A-VX-Ya-vxy\\])[zw](?![A-Za-z])[^|]*(?:\||\\rvert)")
 _INEQUALITY = re.compile(r"[<>≤≥∈]|\\(?:l|g)(?:e|eq|t|eqslant)\b|\\in\b")
 _IS_ABOUT_COMPLEX = re.compile(r"complex|imaginary|mathbb\s*\{?C|real part|i\^2\s*=", re.IGNORECASE)
 

@@ -369,8 +369,11 @@ def _numbers(node: Node) -> list[Value] | None:
 
 def _without_name(node: Node, other: Node) -> Node:
     """Returns S_3 for G ≅ S_3, if the other answer is only a group."""
-    is_name_of = node.kind == "relation" and node.name == "≅" and node.parts[0].kind == "symbol"
-    return node.parts[1] if is_name_of and not is_statement(other) else node
+    if node.kind != "relation" or node.name != "≅" or is_statement(other):
+        return node
+    # Triangles and segments have a space in their names.
+    first = node.parts[0]
+    return node.parts[1] if first.kind == "symbol" and " " not in first.name else node
 
 
 def _same_statement(prediction: Node, gold: Node, rules: Rules) -> bool:

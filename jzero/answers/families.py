@@ -269,7 +269,8 @@ def _same_family(item: Item, gold: Item, given: frozenset[str] | None) -> bool:
     has_name = bool(item.names or gold.names)
     if not has_name and (_is_any_vector(item) or _is_any_vector(gold)):
         return False
-    counted = [is_index(name) for name in (*first, *second)]
+    # K is an index elsewhere, and here a usual constant.
+    counted = [is_index(name) and name != "K" for name in (*first, *second)]
     # Letters without a variable, such as AB or 2c, are themselves.
     if not (variables or all(counted) or has_name) and len(item.vector) == 1:
         return False
@@ -377,6 +378,8 @@ def _parameters(item: Item, other: Item, given: frozenset[str] | None) -> frozen
     if other.declared:
         # The other answer declares its parameters, so this one may omit the declaration.
         candidates = free & (other.declared.keys() | unshared)
+        if "ℝ" not in other.declared.values():  # the x of y = x^2 is no k of k^2, k ∈ ℕ
+            candidates = frozenset(filter(is_index, candidates))
         return candidates if given is None else candidates - given
     if given is None:
         names_of_other = _names(other.vector) - names
@@ -766,7 +769,10 @@ def _points(
     if not symbol_names(total) - parameters:
         return [0]
     points: list[int | Place] = []
-    for point in sample_points(total, total):
+    # A place fixes one symbol only, and the others have the same values at all places.
+    for point in sorted(sample_points(total, total), key=lambda point: isinstance(point, Place)):
+        if isinstance(point, Place) and {name for name, _ in point.values} <= parameters:
+            continue
         if len(points) >= MAX_POINTS:
             break
         at_ones = _with_settings(point, ones)

@@ -100,6 +100,9 @@ def is_noncommuting(node: Node) -> bool:
 
 def same_ordered(prediction: Node, gold: Node) -> bool:
     """Returns whether two formulas have the same values at all points, with their kinds."""
+    # (A^TA)^{-1}A^T is A^{-1} for the square matrices of the samples only.
+    if _inverts_matrices(prediction) and _has_transposed(prediction) != _has_transposed(gold):
+        return False
     for point in POINTS:
         x, y = sampled(prediction, point), sampled(gold, point)
         if x is None or y is None:
@@ -110,6 +113,18 @@ def same_ordered(prediction: Node, gold: Node) -> bool:
         if not all(map(is_close, entries, gold_entries)):
             return False
     return True
+
+
+def _inverts_matrices(node: Node) -> bool:
+    is_inverse = node.kind == "power" and node.parts[1].kind == "negative"
+    return is_inverse or any(map(_inverts_matrices, node.parts))
+
+
+def _has_transposed(node: Node) -> bool:
+    name = (
+        node.parts[1].name.removeprefix(MATRIX).removeprefix("\\") if node.kind == "power" else ""
+    )
+    return name in TRANSPOSED or any(map(_has_transposed, node.parts))
 
 
 def _entries(sample: Sample) -> list[Value]:

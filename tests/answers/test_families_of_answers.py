@@ -1463,6 +1463,22 @@ FAMILIES = {
         大约为12 != 12
         \text{about 5 Mbar} != \text{about 5 mbar}
         \text{5 Mbar} != \text{5 mbar}
+        \frac13\ln|x+\frac13|+C != x^2+C
+        \frac{(x+1)^2}{2}+C != \frac13\ln|3x+1|+C
+        \ln|3x+1|+C != f(x)=x+a
+        \tan^2x+C != \ln|x+\frac12|+C
+        |x-2|+C != |x-3|+C
+        \lfloor x\rfloor+C != \frac{x}{7}+C
+        \triangle ABC != \triangle DEF\cong\triangle ABC
+        \overline{AB} != \overline{CD}\cong\overline{AB}
+        S_3 == G\cong S_3
+        \{k^2\mid k\in\mathbb N\} != y=x^2
+        (s,2s) != (k,2k), k\in\mathbb Z
+        (m,2m) == (k,2k), k\in\mathbb Z
+        z^2 != |z^2|
+        |zw| == |z||w|
+        A^{-1}b != (A^TA)^{-1}A^Tb
+        (A^TA)^{-1}A^Tb != A^{-1}b
     """,
 }
 ECHOES = r"""

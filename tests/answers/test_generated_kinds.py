@@ -68,3 +68,23 @@ def test_solutions_are_the_same_in_all_forms_of_their_constant(function) -> None
         if other != function:
             answer, gold = rng.choice(FORMS).format(f=other), rng.choice(forms)
             assert not is_credited(answer, gold), (answer, gold)
+
+
+def test_antiderivatives_with_another_derivative_are_not_credited() -> None:
+    functions = (
+        r"\frac13\ln|3x+1|",
+        r"\ln|x+\frac12|",
+        r"\frac{(x+1)^2}{2}",
+        r"\tan^2x",
+        "|x-3|",
+        r"\sqrt{x+2}",
+        "e^{2x}",
+        r"x\ln|x|",
+        r"\arctan\frac x2",
+        r"\lfloor x\rfloor",
+    )
+    for answer, gold in itertools.combinations(functions, 2):
+        assert not is_credited(f"{answer}+C", f"{gold}+C"), (answer, gold)
+        assert not is_credited(f"f(x)={gold}+c", f"{answer}+C"), (answer, gold)
+    for function in functions:
+        assert is_credited(f"1+{function}+K", f"{function}+C"), function
