@@ -43,6 +43,8 @@ def same_quantity(
     # are a quotient, as in m/s.
     if gold_unit and not unit:
         inside, unit = _with_unit_of_letters(inside, gold_unit)
+        if not unit and without_unit_of_letters(inside) is not inside:
+            return False  # the letters of 9.8 m/s^2 are another unit
     elif unit and not gold_unit and gold_inside.kind == "divide":
         gold_inside, gold_unit = _with_unit_of_letters(gold_inside, unit)
     if unit and gold_unit and not same_unit(unit, gold_unit):

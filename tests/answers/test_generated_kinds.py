@@ -88,3 +88,16 @@ def test_antiderivatives_with_another_derivative_are_not_credited() -> None:
         assert not is_credited(f"f(x)={gold}+c", f"{answer}+C"), (answer, gold)
     for function in functions:
         assert is_credited(f"1+{function}+K", f"{function}+C"), function
+
+
+UNITS = ("m/s", "m/s^2", "kg", "N/m", "J", "J/s", "kg/m^3", "C/s", "K", "V/m")
+
+
+def test_a_unit_in_letters_is_not_another_unit() -> None:
+    for answer, gold in itertools.permutations(UNITS, 2):
+        quantity = rf"9.8\text{{ {gold}}}"
+        assert not is_credited(rf"9.8\text{{ {answer}}}", quantity), (answer, gold)
+        if "/" in answer:  # 9.8 J is also a product
+            assert not is_credited(f"9.8 {answer}", quantity), (answer, gold)
+    for unit in UNITS:
+        assert is_credited(f"9.8 {unit}", rf"9.8\text{{ {unit}}}"), unit
