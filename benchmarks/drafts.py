@@ -34,8 +34,8 @@ from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.sequence import DecodeCounters, Sequence, make_groups
 from jzero.evaluate import defaults, load
 from jzero.model import tokenizer
+from jzero.notation import read_part
 from jzero.rollout.sampler import Sampler, make_seed
-from jzero.setting import parse_part
 from jzero.types import Params
 from jzero.workers.pool import Pool
 
@@ -104,7 +104,7 @@ def engine_with(sampler: Sampler, args: argparse.Namespace, slots: int, draft: s
         num_slots=slots,
         num_pages=0,
         group_size=args.group,
-        draft=parse_part("rollout.draft", DRAFTS, draft),
+        draft=read_part("rollout.draft", DRAFTS, draft),
     )
     return Engine(
         template.model,

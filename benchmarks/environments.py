@@ -24,6 +24,7 @@ import time
 import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import jax
 
@@ -111,7 +112,9 @@ class KilledCave(Cave):
             os._exit(3)
 
 
-def make_settings(mode: str, episodes: int, slots: int, workers: int) -> Config:
+def make_settings(
+    mode: Literal["processes", "asyncio"], episodes: int, slots: int, workers: int
+) -> Config:
     """Returns the settings of a tiny model in the cave."""
     name = "Cave" if mode == "asyncio" else "KilledCave"
     return Config(

@@ -33,6 +33,7 @@ import numpy as np
 
 from jzero import cli, setup
 from jzero.config import Config, WarmStart
+from jzero.config.schema import Dtype
 from jzero.hosts import interrupt
 from jzero.model import qwen
 from jzero.train import sample_rollouts
@@ -63,7 +64,7 @@ class StepResult(NamedTuple):
     cpu: float
 
 
-def benchmark_config(dtype: str) -> Config:
+def benchmark_config(dtype: Dtype) -> Config:
     """Returns the tiny recipe, smaller, in one dtype."""
     path = ROOT / "configs/countdown.py"
     spec = importlib.util.spec_from_file_location("countdown", path)

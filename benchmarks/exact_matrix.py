@@ -116,7 +116,7 @@ class Case:
         """Returns the settings of the run, as arguments of `jzero.main`."""
         settings = SETTINGS | LAYOUTS[self.layout]
         settings |= {
-            "model.arch.model_type": self.model_type,
+            "model.arch": f"tiny-qwen2(model_type={self.model_type})",
             "model.dtype": self.dtype,
             "rollout.kv_dtype": self.dtype,
         }

@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jzero import algorithms, cli, main, setup
+from jzero import algorithms, cli, main, recipes, setup
 from jzero.attention import xla
 from jzero.config import Config
 from jzero.hosts import interrupt
@@ -188,7 +188,7 @@ def make_parser(doc: str | None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--model", help="directory or hub id; default: the recipe's warm start")
     parser.add_argument(
-        "--config", default=f"{main.RECIPES / 'countdown.py'}:tiny-long", help="recipe"
+        "--config", default=f"{recipes.RECIPES / 'countdown.py'}:tiny-long", help="recipe"
     )
     parser.add_argument("--steps", type=int, default=4, help="of training, for the mismatch")
     return parser

@@ -43,10 +43,11 @@ LIMIT_SECONDS = 900.0
 TIMED = ("time/", "compile/", "memory/")
 TIMED_ENDS = ("tokens_per_second", "/seconds")
 
-MODEL = """
-model.arch.num_hidden_layers=2 model.arch.hidden_size=32 model.arch.intermediate_size=64
-model.arch.num_attention_heads=2 model.arch.num_key_value_heads=1 model.arch.head_dim=16
-"""
+ARCH = (
+    "tiny-qwen2(num_hidden_layers=2,hidden_size=32,intermediate_size=64,num_attention_heads=2,"
+    "num_key_value_heads=1,head_dim=16)"
+)
+MODEL = f"model.arch={ARCH} "
 RUN = """
 rollout.num_prompts=4 rollout.group_size=4 rollout.num_slots=32 rollout.page_size=8
 warm_start.lr=2e-2 warm_start.batch_size=8 warm_start.tries=1 warm_start.steps=40
@@ -54,9 +55,11 @@ train.steps=3 train.logged_rollouts=4 optimizer.lr=1e-3
 eval.problems=16 eval.samples=2 eval.every=2
 """
 COUNTDOWN = """
-task.numbers_min=2 task.numbers_max=2 task.value_max=9 task.format_score=0.3
+task.options=numbers_min=2 task.options=numbers_max=2 task.options=value_max=9
+task.options=target_max=60 task.options=format_score=0.3
 rollout.max_prompt_tokens=16 rollout.max_new_tokens=24 train.microbatch_tokens=256
 """
+STALE = "rollout.placement.max_staleness=1"
 # Exact mode wants a KV cache that rounds nothing.
 EXACT = "model.exact=True rollout.kv_dtype=float32"
 # A run of its own that keeps the model of the preset and its lengths. The slots are set, because
@@ -68,7 +71,7 @@ train.logged_rollouts=4 eval.problems=16 eval.every=0
 """
 MATH = """
 train.steps=2 rollout.num_prompts=2 rollout.num_slots=16 eval.every=0 eval.suites=
-task.level_min=1 task.level_max=5
+task.data.level_min=1 task.data.level_max=5
 """
 NUM_ROWS = 24
 
@@ -94,7 +97,7 @@ CASES = {
     "guess": Case("guess.py:tiny", OWN_MODEL),
     "math with turns": Case("math_multiturn.py:tiny", MATH, needs_rows=True),
     "distill": Case("distill.py:tiny", OWN_MODEL, teacher="countdown"),
-    "asynchronous": Case("countdown.py:tiny", MODEL + RUN + COUNTDOWN + "rollout.max_staleness=1"),
+    "asynchronous": Case("countdown.py:tiny", MODEL + RUN + COUNTDOWN + STALE),
     "two hosts": Case("countdown.py:tiny", MODEL + RUN + COUNTDOWN, num_processes=2),
     "exact": Case("countdown.py:tiny", MODEL + RUN + COUNTDOWN + EXACT),
     "exact, experts": Case("countdown.py:tiny-moe", OWN_MODEL + EXACT),

@@ -28,17 +28,14 @@ INTERRUPTIONS = 10  # of one run, before it may end
 SECONDS_TO_END = 120.0  # for which an interrupted run may go on: a killed host is noticed at once
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
 
+ARCH = (
+    "tiny-qwen2(num_hidden_layers=2,hidden_size=32,intermediate_size=64,num_attention_heads=2,"
+    "num_key_value_heads=1,head_dim=16)"
+)
+OPTIONS = ["numbers_min=2", "numbers_max=2", "value_max=9", "target_max=60", "format_score=0.3"]
 SETTINGS = {
-    "model.arch.num_hidden_layers": 2,
-    "model.arch.hidden_size": 32,
-    "model.arch.intermediate_size": 64,
-    "model.arch.num_attention_heads": 2,
-    "model.arch.num_key_value_heads": 1,
-    "model.arch.head_dim": 16,
-    "task.numbers_min": 2,
-    "task.numbers_max": 2,
-    "task.value_max": 9,
-    "task.format_score": 0.3,
+    "model.arch": ARCH,
+    "task.options": OPTIONS,
     "rollout.num_prompts": 4,
     "rollout.group_size": 4,
     "rollout.max_prompt_tokens": 16,

@@ -37,6 +37,7 @@ from jzero.config import (
     RolloutConfig,
     TrainConfig,
 )
+from jzero.config.schema import Dtype
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.sequence import Sequence, make_groups
 from jzero.files import JsonObject
@@ -64,7 +65,7 @@ class StepSeconds(NamedTuple):
     step: float
 
 
-def workload_config(directory: str, dtype: str) -> Config:
+def workload_config(directory: str, dtype: Dtype) -> Config:
     row_tokens = MAX_PROMPT_TOKENS + GROUP_SIZE * NEW_TOKENS
     return Config(
         name="benchmark",
@@ -158,7 +159,7 @@ def train_step(
     return state, seconds
 
 
-def measure(workload: str, dtype: str, num_steps: int, num_warmup: int) -> JsonObject:
+def measure(workload: str, dtype: Dtype, num_steps: int, num_warmup: int) -> JsonObject:
     """Returns the figures of `num_steps` steps, which follow `num_warmup` others."""
     start = process_start()
     cli.start_jax([])

@@ -57,7 +57,7 @@ from jzero.config import (
     schedules,
     tiny_model,
 )
-from jzero.planning.fitting import choose_fitting_preset
+from jzero.planning.presets import choose_fitting_preset
 from jzero.problems.prompts import TAGS_ON_LINES
 
 HUB = {

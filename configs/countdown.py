@@ -53,7 +53,7 @@ from jzero.config import (
     schedules,
     with_adapter,
 )
-from jzero.planning.fitting import choose_fitting_preset
+from jzero.planning.presets import choose_fitting_preset
 
 HUB = QWEN25_HUB_IDS | {"oat-3b": QWEN25_HUB_IDS["qwen2.5-3b"]} | QWEN3_ADAPTER_HUB_IDS
 HUB |= GEMMA3_HUB_IDS

@@ -20,7 +20,7 @@ Cost: tiny takes a few minutes; the command before it takes about 11.
 """
 
 from jzero.algorithms import needs_teacher
-from jzero.algorithms.distillation import distill
+from jzero.algorithms.presets import distill
 from jzero.config import (
     Config,
     EvalConfig,
@@ -33,7 +33,7 @@ from jzero.config import (
     WarmStart,
     teachers,
 )
-from jzero.planning.fitting import choose_fitting_preset
+from jzero.planning.presets import choose_fitting_preset
 
 # Preset -> hub id of the student.
 HUB = {

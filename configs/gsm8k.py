@@ -58,7 +58,7 @@ from jzero.config import (
     tiny_model_of_qwen_tokens,
     with_adapter,
 )
-from jzero.planning.fitting import choose_fitting_preset
+from jzero.planning.presets import choose_fitting_preset
 
 RHO_PPO = "rho-1b-ppo"
 PPO_HUB_IDS = {RHO_PPO: "lkevinzc/rho-1b-sft-GSM8K"} | {

@@ -35,7 +35,7 @@ from jzero.config import (
     schedules,
     tiny_model,
 )
-from jzero.planning.fitting import choose_fitting_preset
+from jzero.planning.presets import choose_fitting_preset
 
 HUB = QWEN25_HUB_IDS
 # Without a preset, an accelerator gets the first of these that its memory holds.

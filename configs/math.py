@@ -63,7 +63,8 @@ from jzero.config import (
     tiny_model_of_qwen_tokens,
     with_adapter,
 )
-from jzero.planning.fitting import choose_fitting_preset
+from jzero.config.schema import Verifier
+from jzero.planning.presets import choose_fitting_preset
 
 HUB = {
     "qwen2.5-math-1.5b": "Qwen/Qwen2.5-Math-1.5B",
@@ -144,7 +145,7 @@ def as_published(config: Config, preset: str) -> Config:
     return config
 
 
-def published_verifier(template: str, is_fast: bool) -> str:
+def published_verifier(template: str, is_fast: bool) -> Verifier:
     """Returns the verifier of a run by its template and its verifier_version."""
     if template == "r1":
         return "oat_r1" if is_fast else "oat_r1_full"

@@ -61,7 +61,7 @@ from jzero.config import (
     TrainConfig,
     tiny_model_of_qwen_tokens,
 )
-from jzero.planning.fitting import choose_fitting_preset
+from jzero.planning.presets import choose_fitting_preset
 
 HUB = {
     "qwen2.5-math-1.5b": "Qwen/Qwen2.5-Math-1.5B",

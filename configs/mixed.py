@@ -55,7 +55,7 @@ from jzero.config import (
     schedules,
     tiny_model,
 )
-from jzero.planning.fitting import choose_fitting_preset
+from jzero.planning.presets import choose_fitting_preset
 
 HUB = {
     "areal-async-qwen3-1.7b": "Qwen/Qwen3-1.7B",

@@ -49,7 +49,7 @@ from jzero.config import (
     WarmStart,
     schedules,
 )
-from jzero.planning.fitting import choose_fitting_preset
+from jzero.planning.presets import choose_fitting_preset
 from jzero.problems.problem_sets import DEFAULT_SETS
 
 HUB = {

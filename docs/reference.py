@@ -6,7 +6,6 @@ follows. `--check` writes nothing, and fails if a page differs from the code; a 
 
 import argparse
 import ast
-import dataclasses
 import importlib.util
 import sys
 from collections.abc import Iterator
@@ -18,16 +17,15 @@ sys.path.insert(0, str(ROOT))  # for benchmarks, which are not part of the packa
 from benchmarks.published.settings import RUNS, PublishedRun, Row  # noqa: E402
 from jzero import config  # noqa: E402
 from jzero.config import describe  # noqa: E402
-from jzero.run import doctor, metrics  # noqa: E402
-from jzero.setting import (  # noqa: E402
-    KEY,
-    LARGEST_FLOAT,
-    LARGEST_INT,
-    field_types,
+from jzero.fields import (  # noqa: E402
+    bounds_of,
+    choices_of,
+    fields_of,
+    help_of,
     is_part,
     part_name,
-    rules_of,
 )
+from jzero.run import doctor, metrics  # noqa: E402
 from jzero.tasks import TASKS  # noqa: E402
 
 PAGES = ROOT / "docs" / "reference"
@@ -64,7 +62,7 @@ def settings_page() -> str:
             continue
         section, _, _ = setting.name.rpartition(".")
         rows.setdefault(section, []).append(setting_row(setting))
-        if setting.type.parts:
+        if setting.parts:
             parts.setdefault(section, []).append(parts_table(setting))
     tables = []
     for section, section_rows in rows.items():
@@ -78,13 +76,10 @@ def option_tables() -> Iterator[str]:
     for name, task in TASKS.items():
         if task.options is None:
             continue
-        fields = [field for field in dataclasses.fields(task.options) if KEY in field.metadata]
-        types = field_types(task.options)
         rows = [
-            setting_row(
-                config.Setting(field.name, field.default, rules_of(field), types[field.name])
-            )
-            for field in fields
+            setting_row(config.Setting(option, field.default, field))
+            for option, field in fields_of(task.options).items()
+            if field.description
         ]
         if rows:
             head = "| option | default | meaning |\n|---|---|---|"
@@ -99,12 +94,12 @@ def parts_table(setting: config.Setting) -> str:
         "| part | argument | default | meaning |",
         "|---|---|---|---|",
     ]
-    for part in setting.type.parts:
+    for part in setting.parts:
         meaning = (part.__doc__ or "").partition("\n\n")[0] if part else "No part."
         lines.append(f"| `{part_name(part)}` | | | {cell(' '.join(meaning.split()))} |")
         for argument in describe.arguments_of_part(setting.name, part) if part else []:
             name = argument.name.removeprefix(f"{setting.name}.")
-            meaning = " ".join([" ".join(argument.rules.description.split()), *bounds(argument)])
+            meaning = " ".join([" ".join(help_of(argument.field).split()), *bounds(argument)])
             default = f"`{shown(argument)}`" if shown(argument) else ""
             lines.append(f"| | `{name}` | {cell(default)} | {cell(meaning)} |")
     return "\n".join(lines)
@@ -122,7 +117,7 @@ def settings_heading(section: str) -> str:
 
 
 def setting_row(setting: config.Setting) -> str:
-    description = " ".join(setting.rules.description.split())
+    description = " ".join(help_of(setting.field).split())
     facts = [description, *bounds(setting)]
     default = f"`{shown(setting)}`" if shown(setting) else ""
     return f"| `{setting.name}` | {cell(default)} | {cell(' '.join(facts))} |"
@@ -137,22 +132,11 @@ def shown(setting: config.Setting) -> str:
 
 def bounds(setting: config.Setting) -> Iterator[str]:
     """Yields the choices and the bounds of a setting that its description does not imply."""
-    rules = setting.rules
-    if setting.type.parts:
-        yield f"One of {', '.join(f'`{part_name(part)}`' for part in setting.type.parts)}."
-    if rules.choices:
-        yield f"One of {', '.join(f'`{choice}`' for choice in rules.choices if choice)}."
-    if setting.kind not in (int, float):
-        return
-    limits = []
-    if rules.above is not None:
-        limits.append(f"above {rules.above:g}")
-    elif rules.at_least > 0 or -LARGEST_FLOAT < rules.at_least < 0:
-        limits.append(f"at least {rules.at_least:g}")
-    if rules.below is not None:
-        limits.append(f"below {rules.below:g}")
-    elif rules.at_most not in (LARGEST_INT, LARGEST_FLOAT):
-        limits.append(f"at most {rules.at_most:,.10g}")
+    if setting.parts:
+        yield f"One of {', '.join(f'`{part_name(part)}`' for part in setting.parts)}."
+    if choices := choices_of(setting.field):
+        yield f"One of {', '.join(f'`{choice}`' for choice in choices if choice)}."
+    limits = [limit for limit in bounds_of(setting.field) if limit != "at least 0"]
     if limits:
         yield f"{', '.join(limits).capitalize()}."
 

@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jzero import cli
-from jzero.config import Config, Setting, list_settings, put_value, unknown_names, validate
+from jzero.config import Config, put_value, validate
 from jzero.config.data_sources import split_sources
+from jzero.config.flags import check_name
 from jzero.errors import UserError
 from jzero.evaluate import (
     SuiteSummary,
@@ -216,29 +217,15 @@ def write_rows(rows: Rows, directory: Path) -> Path:
 
 
 def check_names(values: Settings) -> None:
-    """Raises UserError if a name is no setting."""
-    if mistakes := unknown_names(values):
-        raise UserError(f"settings: {mistakes}")
+    """Raises UserError if a name is not a setting."""
+    for name in values:
+        check_name(name, f"settings={name}")
 
 
 def with_values(config: Config, values: Settings) -> Config:
-    """Returns the config with these values, in place. Raises UserError for a wrong type."""
-    kinds = {setting.name: setting for setting in list_settings(config) if not setting.type.parts}
+    """Returns the config with these values, in place. Raises UserError for a wrong value."""
     # Parts before their arguments, in any order of the names.
     for name in sorted(values, key=lambda name: name.count(".")):
-        value = values[name]
-        put_value(config, name, as_kind(kinds[name], value) if name in kinds else value)
+        put_value(config, name, values[name])
     validate(config)
     return config
-
-
-def as_kind(setting: Setting, value: object) -> object:
-    """Returns a value with the type of a setting. Raises UserError if it has another type."""
-    if setting.kind is tuple and isinstance(value, list | tuple):
-        return tuple(value)
-    if setting.kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    # Not isinstance, by which True is an int.
-    if type(value) is not setting.kind:
-        raise UserError(f"settings: {setting.name}={value!r} is no {setting.kind.__name__}")
-    return value

@@ -41,6 +41,7 @@ from jzero.answers.extract import TEMPLATES
 from jzero.config import RewardConfig, TaskConfig
 from jzero.cores import num_cores
 from jzero.errors import UserError, reason_of, shown
+from jzero.fields import build
 from jzero.files import (
     check_not_input,
     check_output,
@@ -62,13 +63,14 @@ Lines = Iterator[tuple[str, bytes]]  # the location of a line ("cases.jsonl:7"),
 
 def row_settings(template: str, verifier: str, grade_seconds: float = 5.0) -> TaskConfig:
     """Returns the settings of a row. Its score is that of its task's grader, without rewards."""
-    return TaskConfig(
-        template=template,
-        verifier=verifier,
-        grade_seconds=grade_seconds,
-        options=("format_score=0",),  # of countdown; the graders of mathematics have no options
-        reward=RewardConfig(functions=()),
-    )
+    settings = {
+        "template": template,
+        "verifier": verifier,
+        "grade_seconds": grade_seconds,
+        "options": ("format_score=0",),  # of countdown; the graders of mathematics have no options
+        "reward": RewardConfig(functions=()),
+    }
+    return build(TaskConfig, settings)
 
 
 class Row(NamedTuple):

@@ -40,7 +40,7 @@ from urllib.parse import urlsplit
 
 from jzero import json_values
 from jzero.errors import UserError, causes, reason_of, shown
-from jzero.types import JsonValue
+from jzero.json_types import JsonValue
 
 if TYPE_CHECKING:
     import httpx

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn, TypeGuard, TypeVar
 
 from jzero.errors import shown
-from jzero.types import JsonValue, Prompt
+from jzero.json_types import JsonValue, Prompt
 
 T = TypeVar("T")
 

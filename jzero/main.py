@@ -4,37 +4,28 @@ Trains a model with RL, or with supervised fine-tuning if `sft` is set. The same
 resumes a run that was stopped or killed: it continues from the workdir's last checkpoint.
 """  # noqa: E501 (the first line is the usage that --help prints)
 
-import ast
-import difflib
+import argparse
 import json
 import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
-from absl import flags
-from ml_collections import config_flags
-
 import jzero
 from jzero import cli, config, terminal
 from jzero.config import describe
-from jzero.errors import UserError
+from jzero.config.flags import check_texts, split_flags
+from jzero.errors import UserError, shown
 from jzero.files import JsonObject
-from jzero.hosts import collectives, peers, processes
-from jzero.run import buckets
+from jzero.recipes import NO_RECIPE, load_recipe, recipe_files, recipe_help, split_recipe
 
-# A wheel has the recipes as jzero.recipes, a clone in the folder configs.
-PACKAGED_RECIPES = Path(__file__).resolve().with_name("recipes")
-CLONE_RECIPES = Path(__file__).resolve().parents[1] / "configs"
-RECIPES = PACKAGED_RECIPES if PACKAGED_RECIPES.is_dir() else CLONE_RECIPES
+# Modules that import JAX are imported by the functions that use them: a mistake in the command is
+# reported before.
+
 UNFINISHED_STATUS_HELP = (
     "exit status of a run that stops with a checkpoint before its last step. The manifests in "
     "clusters/ set 75 and start such a run again"
 )
-
-
-NO_RECIPE = "give a recipe: --config configs/countdown.py"
 
 
 class Command(NamedTuple):
@@ -51,8 +42,11 @@ def run() -> None:
 
 def run_arguments(arguments: list[str]) -> None:
     """Runs the training of a command line. A mistake in it ends the process."""
+    check_arguments(arguments)
     command = parse(cli.start_jax(arguments))
-    from jzero.planning.fitting import set_cpu_devices  # not at the top: it takes seconds
+    from jzero.hosts import peers
+    from jzero.planning.fitting import set_cpu_devices
+    from jzero.run import buckets
 
     set_cpu_devices(command.settings.model.path)
     with cli.user_errors():
@@ -69,6 +63,8 @@ def run_arguments(arguments: list[str]) -> None:
 
 def default_workdir(name: str) -> Path:
     """Returns a new directory in runs/ for a run of this name. Every process has to call this."""
+    from jzero.hosts import collectives
+
     # The clocks of several hosts may differ, so all of them use the name from the first host.
     directory = f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     return Path(collectives.gather_json(directory)[0])
@@ -76,7 +72,7 @@ def default_workdir(name: str) -> Path:
 
 def start(settings: config.Config, workdir: Path) -> JsonObject:
     """Trains, by RL or by supervised fine-tuning, and returns the summary of the run."""
-    # Not at the top: these imports take seconds, and a mistake in the command is reported before.
+    from jzero.hosts import processes
     from jzero.sft import train as fine_tune
     from jzero.train import train
 
@@ -87,27 +83,10 @@ def start(settings: config.Config, workdir: Path) -> JsonObject:
     return loop(settings, workdir)
 
 
-def recipe_files() -> list[Path]:
-    """Returns the recipes of jzero, by name."""
-    return sorted(RECIPES.glob("[!_]*.py"))
-
-
-def recipe_path(name: str) -> Path:
-    """Returns the file of a recipe: a path as it is, or a recipe of jzero such as "gsm8k".
-
-    Raises UserError if there is no such file.
-    """
-    path = Path(name)
-    if not path.suffix and path.parent == Path():
-        path = RECIPES / f"{name}.py"
-    if not path.is_file():
-        names = ", ".join(recipe.stem for recipe in recipe_files())
-        raise UserError(f"no recipe {name}: give a file that exists, or one of {names}")
-    return path
-
-
 def start_values(settings: config.Config, workdir: Path | None) -> dict[str, object]:
     """Returns the values that all hosts of a run must have in common, by name, as JSON values."""
+    import jax
+
     return {
         "--workdir": str(workdir or ""),
         "jzero": jzero.__version__,
@@ -116,80 +95,83 @@ def start_values(settings: config.Config, workdir: Path | None) -> dict[str, obj
     }
 
 
+def exit_status(text: str) -> int:
+    """Returns the exit status of a process from its text."""
+    if not text.isdecimal() or int(text) > 255:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not an exit status: give 0 to 255")
+    return int(text)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the flags that are not settings."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", default="")
+    parser.add_argument("--workdir", default="")
+    parser.add_argument("--unfinished_status", type=exit_status, default=0)
+    parser.add_argument("--show", action="store_true")
+    parser.error = cli.exit_with_error
+    return parser
+
+
+def check_arguments(arguments: list[str]) -> None:
+    """Ends the process at a mistake that can be seen without the recipe, and without JAX.
+
+    Answers `--help`, too.
+    """
+    answer_help(arguments)
+    with cli.user_errors():
+        given, others = split_flags(cli.expand_price(arguments))
+        check_texts(given)
+    process_flags = [f"--{name}" for name in cli.PROCESS_FLAGS]
+    parser = make_parser()
+    for flag in process_flags:
+        parser.add_argument(flag)
+    options, unknown = parser.parse_known_args(others)
+    with cli.user_errors():
+        cli.check_others(unknown, [*parser._option_string_actions])
+        if not options.config:
+            raise UserError(NO_RECIPE)
+        split_recipe(options.config)
+
+
+def answer_help(arguments: list[str]) -> None:
+    """Prints the help and ends the process if the arguments ask for it."""
+    if (name := cli.asked_help(arguments)) is not None:
+        with cli.user_errors():
+            terminal.write(describe.describe(name) if name else usage())
+        sys.exit(0)
+
+
 def parse(arguments: list[str]) -> Command:
     """Parses a command line.
 
     Prints the help and exits if the arguments request it. A mistake ends the process.
     """
-    if (name := cli.asked_help(arguments)) is not None:
-        with cli.user_errors():
-            terminal.write(describe.describe(name) if name else usage())
+    answer_help(arguments)
+    with cli.user_errors():
+        given, others = split_flags(cli.expand_price(arguments))
+        options, unknown = make_parser().parse_known_args(others)
+        cli.check_others(unknown, [*make_parser()._option_string_actions])
+        if not options.config:
+            raise UserError(NO_RECIPE)
+        settings = cli.with_flags(load_recipe(options.config), given)
+    if options.show:
+        terminal.write(show(settings, [flag.name for flag in given]))
         sys.exit(0)
-    arguments = cli.expand_price(arguments)
-    shows = "--show" in arguments
-    arguments = [argument for argument in arguments if argument != "--show"]
-    # Before absl reads the recipe, whose error for a missing file names no recipes.
-    check_recipe(arguments)
-    if cli.given_settings(arguments) and not has_recipe(arguments):
-        cli.exit_with_error(NO_RECIPE)
-    given = cli.split_flags(arguments)
-    values = flags.FlagValues()
-    recipe = config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=given.argv)
-    workdir = flags.DEFINE_string("workdir", None, "", flag_values=values)
-    unfinished_status = flags.DEFINE_integer(
-        "unfinished_status", 0, "", lower_bound=0, upper_bound=255, flag_values=values
-    )
-    settings = cli.parse_config_flag(values, given, recipe)
-    if not isinstance(settings, config.Config):
-        cli.exit_with_error(NO_RECIPE)
-    if shows:
-        terminal.write(show(settings, arguments))
-        sys.exit(0)
-    return Command(
-        settings, Path(workdir.value) if workdir.value else None, unfinished_status.value
-    )
+    workdir = Path(options.workdir) if options.workdir else None
+    return Command(settings, workdir, options.unfinished_status)
 
 
-def recipe_help(path: Path) -> str:
-    """Returns the docstring of a recipe."""
-    # Parsed instead of imported: only the docstring is needed.
-    return str(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))))
-
-
-def has_recipe(arguments: list[str]) -> bool:
-    """Returns whether the arguments name a recipe with --config."""
-    return any(argument.partition("=")[0] in ("--config", "-config") for argument in arguments)
-
-
-def check_recipe(arguments: list[str]) -> None:
-    """Ends the process if --config names no file, with the recipes that exist."""
-    for index, argument in enumerate(arguments):
-        flag, equals, value = argument.partition("=")
-        if flag not in ("--config", "-config"):
-            continue
-        if not equals:
-            value = "".join(arguments[index + 1 : index + 2])
-        path = value.partition(":")[0]
-        if not path or Path(path).is_file():
-            continue
-        recipes = [recipe.stem for recipe in recipe_files()]
-        similar = difflib.get_close_matches(Path(path).stem, recipes, 1)
-        advice = f"did you mean {Path(path).with_name(f'{similar[0]}.py')}? " if similar else ""
-        cli.exit_with_error(
-            f"--config {path}: no such file. {advice}Recipes are {', '.join(recipes)}, as in "
-            "--config configs/gsm8k.py"
-        )
-
-
-def show(settings: config.Config, arguments: list[str]) -> str:
+def show(settings: config.Config, given: list[str]) -> str:
     """Returns every setting of a run, with the place that its value comes from.
 
     The places are the schema (default), the recipe, a flag, and `setup.resolve` (computed), which
     fills in what follows from other settings and from the devices.
+
+    given: the names of the settings that flags set.
     """
     from jzero.setup import resolve  # not at the top: it takes seconds
 
-    given = set(cli.given_settings(arguments))
     try:
         resolved = resolve(settings)
     except UserError:  # the run itself reports its mistakes; its other settings are shown

@@ -37,6 +37,7 @@ from jzero.decoder.engine import Engine
 from jzero.decoder.program_settings import repeats_heads
 from jzero.environments.tools import episodes as tool_episodes
 from jzero.errors import UserError
+from jzero.fields import part_name
 from jzero.hosts import collectives, peers, processes
 from jzero.hosts.interrupt import StopCheck
 from jzero.jobs.stream import STREAMS, JobSettings, JobStream
@@ -74,7 +75,6 @@ from jzero.run.hub_pushes import check_token
 from jzero.run.resume import steps_to_discard
 from jzero.run.trackers import check_trackers
 from jzero.run.workdir import check_workdir
-from jzero.setting import part_name
 from jzero.sharding.mesh import configured_mesh, param_shardings, split_devices
 from jzero.tasks import (
     check_task_settings,

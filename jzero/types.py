@@ -15,27 +15,19 @@ Processes that grade responses import this module and must start quickly, so it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, NamedTuple, Never, TypeAlias, TypeVar, cast
 
 import numpy as np
 
+from jzero.json_types import JsonValue as JsonValue
+from jzero.json_types import Prompt as Prompt
 from jzero.tokens import Tokens
 
 if TYPE_CHECKING:
     import jax
     import optax
-
-# A prompt is text that the policy continues, or chat messages: dicts with "role" and "content".
-Prompt: TypeAlias = str | list[dict[str, str]]
-
-# A value that JSON can hold: null, a boolean, a number, text, or a list or dict of such values.
-# Sequence and Mapping instead of list and dict, which are invariant: a list[str] or a
-# dict[str, float] is such a value, too. `jzero.json_values` reads values of unknown structure.
-JsonValue: TypeAlias = (
-    bool | int | float | str | Sequence["JsonValue"] | Mapping[str, "JsonValue"] | None
-)
 
 # The type of the arrays of a `Batch`.
 ArrayType = TypeVar("ArrayType")

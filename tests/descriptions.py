@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from jzero import config
 from jzero.algorithms import Algorithm
-from jzero.setting import class_of_part, part_name
+from jzero.fields import class_of_part, part_name
 
 
 @dataclass(frozen=True)
@@ -120,13 +120,7 @@ def change(algorithm: Algorithm, **changes: object) -> Algorithm:
     """Returns an algorithm with some values of its description changed."""
     settings = config.Config(algorithm=dataclasses.replace(algorithm))
     for name in sorted(changes, key=lambda name: PLACES.get(name, "").count(".")):
-        place = f"algorithm.{PLACES.get(name, name)}"
-        is_value = name not in PLACES and not isinstance(changes[name], str)
-        if not is_value and config.names_part(place):
-            config.set_part(settings, place, changes[name])
-        else:
-            assert hasattr(settings.algorithm, name), f"{name=}"
-            setattr(settings.algorithm, name, changes[name])
+        config.put_value(settings, f"algorithm.{PLACES.get(name, name)}", changes[name])
     return settings.algorithm
 
 

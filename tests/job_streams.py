@@ -37,7 +37,7 @@ def settings_of(folder: Path, rollout: dict[str, object], **placement: object) -
     )
     values = {"store": str(folder / "store"), "groups_per_request": 2} | placement
     arguments = ",".join(f"{name}={value!r}" for name, value in values.items())
-    config.set_part(settings, "rollout.placement", f"jobs({arguments})")
+    config.put_value(settings, "rollout.placement", f"jobs({arguments})")
     config.validate(settings, is_training=True)
     return settings
 

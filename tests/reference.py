@@ -12,7 +12,7 @@ that derivative into a gradient of the parameters.
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
 
 import descriptions
@@ -23,7 +23,7 @@ from descriptions import Description
 
 from jzero import config
 from jzero.algorithms import Algorithm
-from jzero.config import old_settings
+from jzero.fields import is_part
 from jzero.model import qwen
 from jzero.tokens import Tokens
 from jzero.training.examples import Example
@@ -69,25 +69,18 @@ def settings(**sections: dict[str, object]) -> config.Config:
         if name == "algorithm":
             values.algorithm = descriptions.change(values.algorithm, **fields)
             continue
+        if "kind" in fields:  # a part in JSON, such as a teacher
+            setattr(values, name, fields)
+            continue
         for field, value in fields.items():
-            change(values, f"{name}.{field}", value)
+            if is_dataclass(value) and not is_part(value):  # a whole section
+                setattr(getattr(values, name), field, value)
+            else:
+                config.put_value(values, f"{name}.{field}", value)
     allow_replies(values)
     name_teacher(values)
     config.validate(values)
     return values
-
-
-def change(values: config.Config, name: str, value: object) -> None:
-    """Changes a setting, or an argument of a part, which may have the name of an earlier version.
-
-    The value has the setting's own type.
-    """
-    entry = old_settings.old_setting(name)
-    if isinstance(entry, old_settings.Merged):
-        config.put_old_value(values, name, str(value))
-        return
-    name = entry.to if isinstance(entry, old_settings.Moved) else name
-    config.put_value(values, name, value)
 
 
 def allow_replies(values: config.Config) -> None:

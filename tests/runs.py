@@ -15,16 +15,25 @@ from typing import Any
 
 import pytest
 
+from jzero.config import tiny_arch
+
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = ["-m", "jzero.main"]
 STEPS = 14
 
 # A run that takes a second once its programs are compiled. Its warm start makes rewards differ, and
 # its evaluations take half of the time, so that signals of a test arrive during them, too.
+ARCH = tiny_arch(
+    num_hidden_layers=2,
+    hidden_size=32,
+    intermediate_size=64,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=16,
+)
 SETTINGS = f"""
-model.arch.num_hidden_layers=2 model.arch.hidden_size=32 model.arch.intermediate_size=64
-model.arch.num_attention_heads=2 model.arch.num_key_value_heads=1 model.arch.head_dim=16
-task.numbers_min=2 task.numbers_max=2 task.value_max=9 task.format_score=0.3
+model.arch={ARCH} task.options=numbers_min=2 task.options=numbers_max=2
+task.options=value_max=9 task.options=target_max=60 task.options=format_score=0.3
 rollout.num_prompts=4 rollout.group_size=4 rollout.max_prompt_tokens=16
 rollout.max_new_tokens=24 rollout.num_slots=32 rollout.page_size=8
 warm_start.steps=60 warm_start.lr=2e-2 warm_start.batch_size=8 warm_start.tries=1

@@ -13,9 +13,8 @@ from huggingface_hub import ModelCard
 from test_train import exported_weights, reproducible_metrics, tiny_run
 
 from jzero import algorithms, export, report, train
-from jzero.algorithms.distillation import distill
+from jzero.algorithms.presets import distill
 from jzero.config import Config, teachers
-from jzero.config.architecture import with_entry
 from jzero.export import Options
 from jzero.run import history
 
@@ -37,7 +36,7 @@ def teacher(
     """Returns the export of a run of RL whose model is larger than the student."""
     workdir = tmp_path_factory.mktemp("teacher")
     config = tiny_run(1, algorithms.grpo())
-    config.model.arch = with_entry(config.model.arch, "num_hidden_layers", "2")
+    config.model.arch = config.model.arch.replace("num_hidden_layers=1", "num_hidden_layers=2")
     config.warm_start = replace(config.warm_start, steps=40)
     with quickly():
         return str(train.train(config, workdir / "run")["export"])

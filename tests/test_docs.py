@@ -26,14 +26,13 @@ import tiny
 from runs import ROOT, RUN
 
 from docs import reference
-from jzero import cli
 from jzero.algorithms import PRESETS, Algorithm
 from jzero.algorithms.kl import KL_ESTIMATORS
 from jzero.algorithms.ratios import RATIOS
-from jzero.config import Config, list_settings, take_old_flags
+from jzero.config import Config, list_settings, split_flags
 from jzero.errors import UserError
+from jzero.fields import fields_of, part_name, parts_of
 from jzero.run.workdir import MAY_CHANGE
-from jzero.setting import field_types, part_name
 from jzero.tasks.task import find_task
 
 BLOCK = re.compile(r"(?:<!-- ([^\n]*?) -->\n)?```sh\n(.*?)```", re.DOTALL)
@@ -131,8 +130,7 @@ def test_links_to_headings_exist(page: Path) -> None:
 @pytest.mark.parametrize("block", BLOCKS, ids=block_name)
 def test_every_setting_of_a_block_exists(block: Block) -> None:
     given = [f"{flag}=1" for flag in re.findall(r"--config\.[a-z_.0-9]+", block.text)]
-    settings, _ = take_old_flags(given)  # such as an entry of model.arch
-    cli.check_setting_names(settings)  # exits with the first name that does not exist
+    split_flags(given)  # raises an error at the first name that does not exist
 
 
 def free_port() -> int:
@@ -297,9 +295,9 @@ def test_every_preset_is_described(name: str) -> None:
 
 
 PARTS = {
-    field: [part_name(part) for part in kind.parts]
-    for field, kind in field_types(Algorithm).items()
-    if kind.parts
+    name: [part_name(part) for part in parts_of(field)]
+    for name, field in fields_of(Algorithm).items()
+    if parts_of(field)
 }
 
 

@@ -87,7 +87,7 @@ def test_a_run_uses_the_algorithm_the_track_the_kernel_and_the_options_of_the_pa
 ) -> None:
     settings = json.loads((folder / "runs/game/config.json").read_text())
     assert settings["algorithm"]["name"] == "clip_higher"
-    assert settings["algorithm"]["advantage"] == {"name": "sign_by_entropy"}
+    assert settings["algorithm"]["advantage"] == {"kind": "sign_by_entropy"}
     assert settings["model"]["attention"] == "my_kernel"
     assert settings["task"]["options"] == ["letters=3", "near=0.1"]
 

@@ -14,7 +14,7 @@ from test_adapter_runs import with_adapter
 from test_train import reproducible_metrics, tiny_run
 
 from jzero import algorithms, evaluate, export, serve, setup, sft, train
-from jzero.config import AdapterConfig, Config, tiny_arch
+from jzero.config import AdapterConfig, Config, put_value, tiny_arch
 from jzero.errors import UserError
 from jzero.model import adapters, huggingface, peft, qwen, tokenizer
 from jzero.model.new_model import new_model
@@ -230,7 +230,7 @@ def test_settings_that_change_the_base_are_refused(
 ) -> None:
     config = config_with(base, AdapterConfig(path=str(adapter)))
     for name, value in changes.items():
-        reference.change(config, f"{section}.{name}", value)
+        put_value(config, f"{section}.{name}", value)
     with pytest.raises(UserError, match=message):
         with_given_adapter(config)
 

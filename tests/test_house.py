@@ -14,9 +14,9 @@ FILES = sorted((ROOT / "jzero").rglob("*.py"))
 # A module imports from the layers above it in this list, and from its own folder. Every folder is
 # one layer, and so is every module outside of the folders.
 LAYERS = [
-    ("errors", "extras", "tokens"),
-    ("setting", "types", "terminal"),
-    ("json_values",),
+    ("errors", "extras", "tokens", "json_types"),
+    ("fields", "types", "terminal"),
+    ("notation", "json_values"),
     ("algorithms", "answers"),
     ("files", "http", "clock", "cores", "servers"),
     ("websocket", "config"),
@@ -25,6 +25,7 @@ LAYERS = [
     ("rewards",),
     ("environments",),
     ("cli", "numerics"),
+    ("recipes",),
     ("attention",),
     ("model",),
     ("sharding",),
@@ -125,7 +126,6 @@ CONFIG_MODULES = {
     "main",
     "cli",
     "config.checks",
-    "config.old_settings",
     "config.presets",
     "config.schema",
     "config.serialization",
@@ -411,7 +411,7 @@ OWN_FILES = {
     "hosts.preemption",  # /sys
     "generate",  # its own output
     "jobs.store_server",
-    "main",  # the recipe that is imported
+    "recipes",  # the recipe that is imported
     "planning.host_memory",  # /proc, /sys
     "run.tracker_process",
     "run.trackers",

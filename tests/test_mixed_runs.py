@@ -13,13 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import reference
 import runs
 from tiny import BEST, code_row, math_row, write_rows
 
 from configs import mixed as recipe
 from jzero import evaluate, train
-from jzero.config import Config, Local, tiny_arch, turns
+from jzero.config import Config, Local, put_value, tiny_arch, turns
 from jzero.errors import UserError
 
 # The default suite has the same turns and metrics without a policy: rollout/test_mixed_turns.py.
@@ -61,7 +60,7 @@ def tiny(data: Path, **changes: object) -> Config:
     settings.eval.samples = GROUP
     settings.eval.greedy = False
     for name, value in changes.items():
-        reference.change(settings, name.replace("__", "."), value)
+        put_value(settings, name.replace("__", "."), value)
     return settings
 
 
@@ -184,7 +183,7 @@ def test_asynchronous_rollouts_have_both_tasks_before_and_after_a_resume(
     """Which group is finished first depends on when its grades arrive, and so do the numbers."""
     data = finished.parent / "data"
     for steps in (2, 4):
-        settings = tiny(data, train__steps=steps, rollout__max_staleness=2)
+        settings = tiny(data, train__steps=steps, rollout__placement__max_staleness=2)
         train.train(settings, tmp_path / "run")
 
     steps = runs.rows(tmp_path / "run" / "metrics.jsonl")

@@ -13,7 +13,7 @@ import reference
 from runs import PROGRAM, ROOT, finish, read_jsonl, timeless, write_jsonl
 
 from jzero import sft
-from jzero.config import Checkpoint, Config, tiny_arch
+from jzero.config import Checkpoint, Config, put_value, tiny_arch
 from jzero.model import tokenizer
 from jzero.types import JsonValue
 
@@ -22,13 +22,16 @@ pytestmark = pytest.mark.usefixtures("quick_runs", "explicit_transfers")
 
 # -- runs that are processes -----------------------------------------------------------------------
 
+ARCH = tiny_arch(
+    num_hidden_layers=1,
+    hidden_size=32,
+    intermediate_size=64,
+    head_dim=16,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+)
 TINY = (
-    "model.arch.num_hidden_layers=1",
-    "model.arch.hidden_size=32",
-    "model.arch.intermediate_size=64",
-    "model.arch.head_dim=16",
-    "model.arch.num_attention_heads=2",
-    "model.arch.num_key_value_heads=1",
+    f"model.arch={ARCH}",
     "model.logit_chunk=4096",
     "sft.batch_size=8",
     "sft.pack_length=128",
@@ -263,15 +266,15 @@ def test_a_run_goes_back_to_a_chosen_checkpoint(
         config.train.checkpoint_every = 3
         config.train.keep_checkpoints = 0
         for name, value in changes.items():
-            reference.change(config, f"train.{name}", value)
+            put_value(config, f"train.{name}", value)
         sft.train(config, tmp_path / "run")
         return timeless(tmp_path / "run/metrics.jsonl")
 
     whole = train_in_run()
-    with pytest.raises(ValueError, match="train.resume_from=3: .* has steps up to 10, which would"):
-        train_in_run(resume_from=3)
+    with pytest.raises(ValueError, match="resume_from.step=3: .* has steps up to 10, which would"):
+        train_in_run(resume_from=Checkpoint(3))
     with pytest.raises(ValueError, match="no checkpoint of this step, it has 3, 6, 9, 10"):
-        train_in_run(resume_from=4)
+        train_in_run(resume_from=Checkpoint(4))
     assert timeless(tmp_path / "run/metrics.jsonl") == whole
 
     capsys.readouterr()
@@ -333,7 +336,7 @@ def test_suites_that_cannot_work_are_refused_before_anything_is_written(
         ("data", "rows(a.jsonl,weight=1),b.jsonl", "some of the sets have a weight"),
         ("data", "rows(a.jsonl,limit=-1)", "limit=-1 must be at least 0"),
         ("chat_template", "nowhere.jinja", "sft.chat_template=nowhere.jinja"),
-        ("loss", "user", "sft.loss='user' is not one of assistant, all"),
+        ("loss", "user", "sft.loss=user is not one of assistant, all"),
         ("system_prompt", "Be brief.", "sft.system_prompt='Be brief.' is for messages, and .*two"),
     ],
 )
@@ -341,9 +344,9 @@ def test_a_mistake_is_refused_before_anything_is_written(
     tmp_path: Path, setting: str, value: object, message: str
 ) -> None:
     config = mixed_sets(tmp_path)
-    change_sft(config, **{setting: value})
 
     with pytest.raises(ValueError, match=message):
+        change_sft(config, **{setting: value})
         sft.train(config, tmp_path / "run")
 
     assert not (tmp_path / "run").exists()

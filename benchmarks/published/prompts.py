@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.published.settings import RUNS
 from jzero import sft
-from jzero.config import Config, set_part
+from jzero.config import Config, put_value
 from jzero.model import tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.problems import template_files
@@ -233,7 +233,7 @@ def take_prompt_of_code(config: Config, path: Path, folder: Path) -> None:
 
 
 def take_chat_template(config: Config, path: Path, folder: Path) -> None:
-    set_part(config, "sft.chat_template", str(path))
+    put_value(config, "sft.chat_template", str(path))
 
 
 def take_nothing(config: Config, path: Path, folder: Path) -> None:

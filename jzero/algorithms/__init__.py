@@ -31,14 +31,9 @@ loads no jax, because settings name algorithms and grader processes read setting
 the jitted update are imported from the modules in the last rows of the table.
 """
 
-from jzero.algorithms.advantages import (
-    ADVANTAGES,
-    Advantage,
-    Episodes,
-    compute_advantages,
-    needs_critic,
-    needs_parts,
-)
+import importlib
+from typing import TYPE_CHECKING
+
 from jzero.algorithms.algorithm import (
     CISPO,
     GAE,
@@ -78,9 +73,39 @@ from jzero.algorithms.algorithm import (
     Weight,
     Zero,
     needs_reference,
+    needs_teacher,
     resolve_correction,
     shape_score,
 )
-from jzero.algorithms.distillation import needs_teacher, supervised, teacher_advantages
-from jzero.algorithms.presets import PRESETS, dr_grpo, grpo
-from jzero.algorithms.weights import WEIGHTS
+from jzero.algorithms.presets import PRESETS, dr_grpo, grpo, supervised
+
+if TYPE_CHECKING:
+    from jzero.algorithms.advantages import (
+        ADVANTAGES,
+        Advantage,
+        Episodes,
+        compute_advantages,
+        needs_critic,
+        needs_parts,
+    )
+    from jzero.algorithms.distillation import teacher_advantages
+    from jzero.algorithms.weights import WEIGHTS
+
+# The functions that run on the host need numpy, and are imported when they are first used: the
+# settings name algorithms, and a mistake in a flag is reported before.
+_FUNCTIONS = {
+    "ADVANTAGES": "advantages",
+    "Advantage": "advantages",
+    "Episodes": "advantages",
+    "compute_advantages": "advantages",
+    "needs_critic": "advantages",
+    "needs_parts": "advantages",
+    "teacher_advantages": "distillation",
+    "WEIGHTS": "weights",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _FUNCTIONS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_FUNCTIONS[name]}"), name)

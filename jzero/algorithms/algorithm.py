@@ -2,38 +2,46 @@
 
 An `Algorithm` has a value for each of its parts, such as `surrogate=Clip(high=0.28)`. A part is a
 frozen dataclass with the numbers that only it reads, so that a wrong combination cannot be written
-(`jzero.setting`). The functions that compute the parts are in the tables of the other modules.
+(`jzero.fields`). The functions that compute the parts are in the tables of the other modules.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Literal
 
-from jzero.setting import setting
+from jzero.fields import (
+    LARGEST_FLOAT,
+    Field,
+    part,
+    section,
+)
 
 # -- The score of a truncated response -------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@part
 class Grade:
     """A truncated response has its grade."""
 
 
-@dataclass(frozen=True)
+@part
 class Fixed:
     """A truncated response has a fixed score."""
 
-    score: float = setting(0.0, "Score of a truncated response.", at_least=None)
+    score: float = Field(default=0.0, ge=-LARGEST_FLOAT)
+    """Score of a truncated response."""
 
 
-@dataclass(frozen=True)
+@part
 class Mask:
     """A truncated response has its grade and counts in its group, but is not trained."""
 
 
-@dataclass(frozen=True)
+@part
 class Ignore:
     """A fixed score that counts in its group; the response is not trained (oat's ignore_no_eos)."""
 
-    score: float = setting(0.0, "Score of a truncated response.", at_least=None)
+    score: float = Field(default=0.0, ge=-LARGEST_FLOAT)
+    """Score of a truncated response."""
 
 
 # -- Advantages ------------------------------------------------------------------------------------
@@ -42,62 +50,68 @@ STD_EPS = "Added to the standard deviation that the advantage divides by."
 GAMMA = "Discount from token to token."
 
 
-@dataclass(frozen=True)
+@part
 class GroupMean:
     """Reward minus the mean of its group (Dr. GRPO)."""
 
 
-@dataclass(frozen=True)
+@part
 class GroupMeanStd:
     """Reward minus the mean of its group, divided by the group's standard deviation (GRPO)."""
 
-    eps: float = setting(1e-6, STD_EPS)
+    eps: float = 1e-6
+    """Added to the standard deviation that the advantage divides by."""
 
 
-@dataclass(frozen=True)
+@part
 class GroupMeanBatchStd:
     """Reward minus the mean of its group, divided by the standard deviation of the step."""
 
-    eps: float = setting(1e-6, STD_EPS)
+    eps: float = 1e-6
+    """Added to the standard deviation that the advantage divides by."""
 
 
-@dataclass(frozen=True)
+@part
 class GroupMeanOverMean:
     """Reward minus the mean of its group, divided by this mean (MaxRL)."""
 
 
-@dataclass(frozen=True)
+@part
 class EachGroupMeanStd:
     """The sum of group_mean_std of each reward function, divided by its standard deviation."""
 
-    eps: float = setting(1e-6, "Added to the standard deviations that the advantage divides by.")
+    eps: float = 1e-6
+    """Added to the standard deviations that the advantage divides by."""
 
 
-@dataclass(frozen=True)
+@part
 class LeaveOneOut:
     """Reward minus the mean of the other rewards of its group (RLOO)."""
 
 
-@dataclass(frozen=True)
+@part
 class ReturnToGo:
     """The discounted sum of a token's and all later rewards (REINFORCE++)."""
 
-    gamma: float = setting(1.0, GAMMA, at_most=1)
+    gamma: float = Field(default=1.0, le=1)
+    """Discount from token to token."""
 
 
-@dataclass(frozen=True)
+@part
 class GAE:
     """Generalized advantage estimates, with a critic (PPO)."""
 
-    gamma: float = setting(1.0, GAMMA, at_most=1)
-    lam: float = setting(1.0, "Lambda of the estimates.", at_most=1)
-    value_clip: float = setting(
-        0.2, "Maximum change of a value before the critic's loss is clipped. 0: no clipping."
-    )
-    value_coef: float = setting(1.0, "Factor of the critic's loss.")
+    gamma: float = Field(default=1.0, le=1)
+    """Discount from token to token."""
+    lam: float = Field(default=1.0, le=1)
+    """Lambda of the estimates."""
+    value_clip: float = 0.2
+    """Maximum change of a value before the critic's loss is clipped. 0: no clipping."""
+    value_coef: float = 1.0
+    """Factor of the critic's loss."""
 
 
-@dataclass(frozen=True)
+@part
 class Zero:
     """0: rewards have no effect, and the teacher's term is the whole advantage."""
 
@@ -105,31 +119,32 @@ class Zero:
 # -- Weights of a token in the loss ----------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@part
 class SequenceMean:
     """The mean over responses of their token means (GRPO)."""
 
 
-@dataclass(frozen=True)
+@part
 class SequenceSum:
     """The mean over responses of their token sums (REINFORCE)."""
 
 
-@dataclass(frozen=True)
+@part
 class TokenMean:
     """The mean over all tokens of the optimizer step (DAPO)."""
 
 
-@dataclass(frozen=True)
+@part
 class BatchTokenMean:
     """A sum over tokens, divided by the mean number of tokens of the RL step's optimizer steps."""
 
 
-@dataclass(frozen=True)
+@part
 class Constant:
     """A sum over tokens, divided by the number of responses and by a constant length (Dr. GRPO)."""
 
-    length: int = setting(0, "The constant length. 0: rollout.max_new_tokens of every turn.")
+    length: int = 0
+    """The constant length. 0: rollout.max_new_tokens of every turn."""
 
 
 Weight = SequenceMean | SequenceSum | TokenMean | BatchTokenMean | Constant
@@ -144,79 +159,89 @@ TAU_POSITIVE = "Tau of the gate where the advantage is positive."
 TAU_NEGATIVE = "Tau of the gate where the advantage is not positive."
 
 
-@dataclass(frozen=True)
+@part
 class Clip:
     """The clipped ratio of PPO."""
 
     # The bound of PPO's paper.
-    low: float = setting(0.2, CLIP_LOW)
-    high: float = setting(0.2, CLIP_HIGH)
-    dual: float = setting(
-        0.0,
-        "Bound of the ratio at negative advantages (dual-clip PPO), above 1 + high. 0: no bound.",
-    )
+    low: float = 0.2
+    """The ratio is clipped at 1 - low from below."""
+    high: float = 0.2
+    """The ratio is clipped at 1 + high from above."""
+    dual: float = 0.0
+    """Bound of the ratio at negative advantages (dual-clip PPO), above 1 + high. 0: no bound."""
 
 
-@dataclass(frozen=True)
+@part
 class Reinforce:
     """The log-probability, without a ratio."""
 
 
-@dataclass(frozen=True)
+@part
 class CISPO:
     """The clipped ratio as a constant weight of the log-probability (MiniMax-M1)."""
 
-    low: float = setting(1.0, f"{CLIP_LOW} 1: no lower bound.")
-    high: float = setting(4.0, CLIP_HIGH)
+    low: float = 1.0
+    """The ratio is clipped at 1 - low from below. 1: no lower bound."""
+    high: float = 4.0
+    """The ratio is clipped at 1 + high from above."""
 
 
-@dataclass(frozen=True)
+@part
 class DppoTV:
     """The ratio, masked by the total variation of the token's probability (DPPO)."""
 
-    low: float = setting(0.2, MASK_LOW)
-    high: float = setting(0.2, MASK_HIGH)
+    low: float = 0.2
+    """Largest divergence of a token whose probability fell."""
+    high: float = 0.2
+    """Largest divergence of a token whose probability rose."""
 
 
-@dataclass(frozen=True)
+@part
 class DppoKL:
     """The ratio, masked by the KL divergence of the token's probability (DPPO)."""
 
-    low: float = setting(0.05, MASK_LOW)
-    high: float = setting(0.05, MASK_HIGH)
+    low: float = 0.05
+    """Largest divergence of a token whose probability fell."""
+    high: float = 0.05
+    """Largest divergence of a token whose probability rose."""
 
 
-@dataclass(frozen=True)
+@part
 class IPO:
     """The ratio, masked by the change of the token's probability in both directions (prime-rl)."""
 
-    low: float = setting(0.1, MASK_LOW)
-    high: float = setting(0.1, MASK_HIGH)
+    low: float = 0.1
+    """Largest divergence of a token whose probability fell."""
+    high: float = 0.1
+    """Largest divergence of a token whose probability rose."""
 
 
-@dataclass(frozen=True)
+@part
 class SAPO:
     """A soft gate of the ratio instead of a clip."""
 
     # The numbers of the paper. Its gate closes faster for negative advantages, because their
     # gradient raises the logits of all other tokens.
-    tau_positive: float = setting(1.0, TAU_POSITIVE, at_least=0.01, at_most=100)
-    tau_negative: float = setting(1.05, TAU_NEGATIVE, at_least=0.01, at_most=100)
+    tau_positive: float = Field(default=1.0, ge=0.01, le=100)
+    """Tau of the gate where the advantage is positive."""
+    tau_negative: float = Field(default=1.05, ge=0.01, le=100)
+    """Tau of the gate where the advantage is not positive."""
 
 
-@dataclass(frozen=True)
+@part
 class VESPO:
     """A smooth weight of the log-probability, rho^k exp(lambda (1 - rho))."""
 
     # With these bounds the weight is finite for every ratio.
-    k_positive: float = setting(2.0, "k where the advantage is not negative.", at_most=10)
-    lambda_positive: float = setting(
-        3.0, "Lambda where the advantage is not negative.", at_least=0.1, at_most=50
-    )
-    k_negative: float = setting(3.0, "k where the advantage is negative.", at_most=10)
-    lambda_negative: float = setting(
-        2.0, "Lambda where the advantage is negative.", at_least=0.1, at_most=50
-    )
+    k_positive: float = Field(default=2.0, le=10)
+    """Exponent k where the advantage is not negative."""
+    lambda_positive: float = Field(default=3.0, ge=0.1, le=50)
+    """Lambda where the advantage is not negative."""
+    k_negative: float = Field(default=3.0, le=10)
+    """Exponent k where the advantage is negative."""
+    lambda_negative: float = Field(default=2.0, ge=0.1, le=50)
+    """Lambda where the advantage is negative."""
 
 
 # -- Corrections for the gap between sampler and trainer -------------------------------------------
@@ -225,125 +250,126 @@ CORRECTION_LOW = "Tokens with a smaller ratio are dropped."
 CORRECTION_HIGH = "Tokens with a larger ratio are dropped."
 
 
-@dataclass(frozen=True)
+@part
 class Auto:
     """token_truncate with old_policy=trainer and staleness in rollout.placement, else none."""
 
-    high: float = setting(2.0, "Upper bound of the ratio.")
+    high: float = 2.0
+    """Upper bound of the ratio."""
 
 
-@dataclass(frozen=True)
+@part
 class TokenTruncate:
     """The token's ratio of trainer and sampler, truncated (TIS)."""
 
-    high: float = setting(2.0, "Upper bound of the ratio.")
+    high: float = 2.0
+    """Upper bound of the ratio."""
 
 
-@dataclass(frozen=True)
+@part
 class TokenMask:
     """The token's ratio, and 0 outside of its bounds (AReaL, IcePop)."""
 
-    low: float = setting(0.0, CORRECTION_LOW)
-    high: float = setting(2.0, CORRECTION_HIGH)
+    low: float = 0.0
+    """Tokens with a smaller ratio are dropped."""
+    high: float = 2.0
+    """Tokens with a larger ratio are dropped."""
 
 
-@dataclass(frozen=True)
+@part
 class SequenceTruncate:
     """The product of the ratios of a sequence, truncated."""
 
-    high: float = setting(2.0, "Upper bound of the ratio.")
+    high: float = 2.0
+    """Upper bound of the ratio."""
 
 
-@dataclass(frozen=True)
+@part
 class SequenceMask:
     """The product of the ratios of a sequence, and 0 outside of its bounds (TRL)."""
 
-    low: float = setting(0.0, CORRECTION_LOW)
-    high: float = setting(2.0, CORRECTION_HIGH)
+    low: float = 0.0
+    """Tokens with a smaller ratio are dropped."""
+    high: float = 2.0
+    """Tokens with a larger ratio are dropped."""
 
 
-@dataclass(frozen=True)
+@part
 class Geometric:
     """1, and 0 if the geometric mean of the ratios of a sequence is outside of its bounds."""
 
-    low: float = setting(0.999, CORRECTION_LOW)
-    high: float = setting(1.001, CORRECTION_HIGH)
+    low: float = 0.999
+    """Tokens with a smaller ratio are dropped."""
+    high: float = 1.001
+    """Tokens with a larger ratio are dropped."""
 
 
 # -- Further terms of the loss ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@part
 class KL:
     """The KL to the reference policy in the loss."""
 
-    coef: float = setting(0.0, "Factor of the KL. 0: no KL.")
-    estimator: str = setting("k3", "Estimator of the KL.", choices=("k2", "k3"))
-    bound: float = setting(0.0, "Bound of a token's KL. 0: no bound.")
-    weight: Weight | None = setting(None, "Weight of a token's KL. none: as algorithm.weight.")
+    coef: float = 0.0
+    """Factor of the KL. 0: no KL."""
+    estimator: Literal["k2", "k3"] = "k3"
+    """Estimator of the KL."""
+    bound: float = 0.0
+    """Bound of a token's KL. 0: no bound."""
+    weight: Weight | None = None
+    """Weight of a token's KL. none: as algorithm.weight."""
 
 
-@dataclass(frozen=True)
+@part
 class CrossEntropy:
     """The cross-entropy -log pi of trained tokens in the loss."""
 
-    coef: float = setting(0.0, "Factor of the cross-entropy. 0: no cross-entropy.")
-    weight: Weight | None = setting(
-        None, "Weight of a token's cross-entropy. none: as algorithm.weight."
-    )
-    tokens: str = setting(
-        "trained",
-        "Tokens of the cross-entropy: all trained tokens, or only the tokens of correct responses "
-        "(VAPO's loss on positive examples).",
-        choices=("trained", "correct"),
-    )
+    coef: float = 0.0
+    """Factor of the cross-entropy. 0: no cross-entropy."""
+    weight: Weight | None = None
+    """Weight of a token's cross-entropy. none: as algorithm.weight."""
+    tokens: Literal["trained", "correct"] = "trained"
+    """Tokens of the cross-entropy: all trained tokens, or only the tokens of correct responses
+    (VAPO's loss on positive examples)."""
 
 
-@dataclass(frozen=True)
+@part
 class Distillation:
     """On-policy distillation from the teacher in the config's section teacher."""
 
-    coef: float = setting(
-        0.0,
-        "Factor of log pi_teacher - log pi_old of a token in the token's advantage. 0: no teacher.",
-    )
-    bound: float = setting(
-        0.0, "Bound of the absolute value of the teacher's term in an advantage. 0: no bound."
-    )
+    coef: float = 0.0
+    """Factor of log pi_teacher - log pi_old of a token in the token's advantage. 0: no teacher."""
+    bound: float = 0.0
+    """Bound of the absolute value of the teacher's term in an advantage. 0: no bound."""
 
 
 # -- The algorithm ---------------------------------------------------------------------------------
 
 
-@dataclass
+@section
 class Algorithm:
     """The parts of an algorithm, with their numbers. The defaults are GRPO.
 
     A number of 0 disables its term.
     """
 
-    name: str = setting("grpo", "Name of the algorithm in logs.")
+    name: str = "grpo"
+    """Name of the algorithm in logs."""
 
     # The score. A response is truncated if it reaches max_new_tokens without an end of sequence.
-    truncated: Grade | Fixed | Mask | Ignore = setting(Grade(), "Treatment of truncated responses.")
-    truncated_penalty: float = setting(
-        0.0, "Subtracted from the score of a truncated response. 0: no penalty.", at_least=None
-    )
-    overlong_share: float = setting(
-        0.0,
-        "Last share of max_new_tokens in which the score decreases linearly by up to 1 (DAPO "
-        "eq. 13). 0: no penalty.",
-        at_most=1,
-    )
-    dynamic_sampling_rounds: int = setting(
-        0,
-        "Maximum rounds in which groups with equal scores are replaced by groups of new "
-        "problems. 0: no dynamic sampling.",
-        at_most=1000,
-    )
-    kl_reward: float = setting(
-        0.0, "Factor of the KL to the reference policy (k1) in the reward of every token. 0: no KL."
-    )
+    truncated: Grade | Fixed | Mask | Ignore = Grade()
+    """Treatment of truncated responses."""
+    truncated_penalty: float = Field(default=0.0, ge=-LARGEST_FLOAT)
+    """Subtracted from the score of a truncated response. 0: no penalty."""
+    overlong_share: float = Field(default=0.0, le=1)
+    """Last share of max_new_tokens in which the score decreases linearly by up to 1 (DAPO eq. 13).
+    0: no penalty."""
+    dynamic_sampling_rounds: int = Field(default=0, le=1000)
+    """Maximum rounds in which groups with equal scores are replaced by groups of new problems. 0:
+    no dynamic sampling."""
+    kl_reward: float = 0.0
+    """Factor of the KL to the reference policy (k1) in the reward of every token. 0: no KL."""
 
     # The advantage and the weight of a token.
     advantage: (
@@ -356,65 +382,51 @@ class Algorithm:
         | ReturnToGo
         | GAE
         | Zero
-    ) = setting(GroupMeanStd(), "Advantage estimator.")
-    whiten: bool = setting(
-        False, "Scales advantages to mean 0 and variance 1 over all sampled tokens."
-    )
-    weight: Weight = setting(SequenceMean(), "Weight of a token in the loss.")
+    ) = GroupMeanStd()
+    """Advantage estimator."""
+    whiten: bool = False
+    """Scales advantages to mean 0 and variance 1 over all sampled tokens."""
+    weight: Weight = SequenceMean()
+    """Weight of a token in the loss."""
 
     # Ratio, surrogate and correction.
-    old_policy: str = setting(
-        "trainer",
-        "Log-probs of the old policy: recomputed before the first optimizer step (trainer), or "
-        "the sampler's log-probs (sampler).",
-        choices=("trainer", "sampler"),
-    )
-    ratio: str = setting(
-        "token",
-        "Ratio of the policy to the old policy: of a token, the geometric mean of its sequence, or "
-        "the product.",
-        choices=("token", "sequence", "product"),
-    )
-    surrogate: Clip | Reinforce | CISPO | DppoTV | DppoKL | IPO | SAPO | VESPO = setting(
-        Clip(), "Surrogate objective."
-    )
-    off_policy_bound: float = setting(
-        0.0,
-        "Sequences with a negative advantage have no policy gradient if the mean of "
-        "log pi_sampler - log pi over their tokens is above this bound. 0: no bound.",
-    )
-    top_entropy: float = setting(
-        1.0,
-        "Share of an optimizer step's trained tokens that have a policy gradient, by highest "
-        "entropy. 1: all.",
-        above=0,
-        at_most=1,
-    )
+    old_policy: Literal["trainer", "sampler"] = "trainer"
+    """Log-probs of the old policy: recomputed before the first optimizer step (trainer), or the
+    sampler's log-probs (sampler)."""
+    ratio: Literal["token", "sequence", "product"] = "token"
+    """Ratio of the policy to the old policy: of a token, the geometric mean of its sequence, or the
+    product."""
+    surrogate: Clip | Reinforce | CISPO | DppoTV | DppoKL | IPO | SAPO | VESPO = Clip()
+    """Surrogate objective."""
+    off_policy_bound: float = 0.0
+    """Sequences with a negative advantage have no policy gradient if the mean of log pi_sampler -
+    log pi over their tokens is above this bound. 0: no bound."""
+    top_entropy: float = Field(default=1.0, gt=0, le=1)
+    """Share of an optimizer step's trained tokens that have a policy gradient, by highest entropy.
+    1: all."""
     correction: (
         Auto | TokenTruncate | TokenMask | SequenceTruncate | SequenceMask | Geometric | None
-    ) = setting(Auto(), "Correction for the gap between sampler and trainer.")
+    ) = Auto()
+    """Correction for the gap between sampler and trainer."""
 
     # Further terms of the loss.
-    kl: KL = setting(KL(), "KL to the reference policy in the loss.")
-    reference_every: int = setting(
-        0, "RL steps after which the policy becomes the reference. 0: always the first policy."
-    )
-    entropy_coef: float = setting(0.0, "Factor of the entropy bonus. 0: no bonus.", at_least=None)
-    ratio_penalty: float = setting(
-        0.0, "Factor of the squared logarithm of a token's ratio in the loss. 0: no penalty."
-    )
-    environment_coef: float = setting(
-        0.0,
-        "Factor of the cross-entropy on the tokens of the environment's replies, as a mean over "
-        "these tokens (rollout.max_turns above 1). 0: replies are not trained.",
-    )
-    rl_coef: float = setting(
-        1.0, "Factor of the surrogate in the loss. 0: the loss has no policy gradient."
-    )
-    cross_entropy: CrossEntropy = setting(CrossEntropy(), "Cross-entropy of trained tokens.")
-    distillation: Distillation = setting(
-        Distillation(), "On-policy distillation from a teacher (the setting teacher)."
-    )
+    kl: KL = KL()
+    """KL to the reference policy in the loss."""
+    reference_every: int = 0
+    """RL steps after which the policy becomes the reference. 0: always the first policy."""
+    entropy_coef: float = Field(default=0.0, ge=-LARGEST_FLOAT)
+    """Factor of the entropy bonus. 0: no bonus."""
+    ratio_penalty: float = 0.0
+    """Factor of the squared logarithm of a token's ratio in the loss. 0: no penalty."""
+    environment_coef: float = 0.0
+    """Factor of the cross-entropy on the tokens of the environment's replies, as a mean over these
+    tokens (rollout.max_turns above 1). 0: replies are not trained."""
+    rl_coef: float = 1.0
+    """Factor of the surrogate in the loss. 0: the loss has no policy gradient."""
+    cross_entropy: CrossEntropy = CrossEntropy()
+    """Cross-entropy of trained tokens."""
+    distillation: Distillation = Distillation()
+    """On-policy distillation from a teacher (the setting teacher)."""
 
 
 def shape_score(
@@ -459,3 +471,8 @@ def resolve_correction(algorithm: Algorithm, max_staleness: int) -> Algorithm:
     if max_staleness and algorithm.old_policy == "trainer":
         return replace(algorithm, correction=TokenTruncate(correction.high))
     return replace(algorithm, correction=None)
+
+
+def needs_teacher(algorithm: Algorithm) -> bool:
+    """Returns whether the algorithm's advantages read log-probs of a teacher."""
+    return algorithm.distillation.coef > 0

@@ -1,4 +1,4 @@
-"""On-policy distillation: the teacher's term of the advantages, and the presets.
+"""On-policy distillation: the teacher's term of the advantages.
 
 The student samples, and the teacher scores the probability of every sampled token:
 
@@ -11,12 +11,10 @@ the student to the teacher, and its expected policy gradient is the gradient of 
 Like the other advantages, this term is computed on the host, over all rollouts of an RL step.
 """
 
-from dataclasses import replace
-
 import numpy as np
 from jaxtyping import Float
 
-from jzero.algorithms.algorithm import Algorithm, CrossEntropy, Distillation, TokenMean, Zero
+from jzero.algorithms.algorithm import Distillation
 
 
 def teacher_advantages(
@@ -32,33 +30,3 @@ def teacher_advantages(
     if part.bound:
         return np.clip(advantages, -part.bound, part.bound)
     return advantages
-
-
-def needs_teacher(algorithm: Algorithm) -> bool:
-    """Returns whether the algorithm's advantages read log-probs of a teacher."""
-    return algorithm.distillation.coef > 0
-
-
-def distill(**changes: object) -> Algorithm:
-    """Only on-policy distillation: rewards are measured but have no effect."""
-    algorithm = Algorithm(
-        name="distill",
-        advantage=Zero(),
-        distillation=Distillation(coef=1.0),
-        weight=TokenMean(),
-    )
-    return replace(algorithm, **changes)
-
-
-def distill_grpo(**changes: object) -> Algorithm:
-    """GRPO's advantage from the rewards plus a tenth of the teacher's term."""
-    return replace(Algorithm(name="distill_grpo", distillation=Distillation(coef=0.1)), **changes)
-
-
-def supervised(**changes: object) -> Algorithm:
-    """Supervised fine-tuning: the cross-entropy is the only term of the loss."""
-    # Not in PRESETS: RL samples its responses from the policy.
-    algorithm = Algorithm(
-        name="sft", rl_coef=0.0, cross_entropy=CrossEntropy(coef=1.0), weight=TokenMean()
-    )
-    return replace(algorithm, **changes)

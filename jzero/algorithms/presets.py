@@ -22,6 +22,8 @@ from jzero.algorithms.algorithm import (
     BatchTokenMean,
     Clip,
     Constant,
+    CrossEntropy,
+    Distillation,
     DppoKL,
     DppoTV,
     EachGroupMeanStd,
@@ -38,8 +40,8 @@ from jzero.algorithms.algorithm import (
     TokenMask,
     TokenMean,
     TokenTruncate,
+    Zero,
 )
-from jzero.algorithms.distillation import distill, distill_grpo
 
 Preset = Callable[..., Algorithm]
 
@@ -385,6 +387,31 @@ def trl_head(**changes: object) -> Algorithm:
         advantage=GroupMeanStd(1e-4),
         weight=BatchTokenMean(),
         correction=SequenceMask(high=3.0),
+    )
+    return replace(algorithm, **changes)
+
+
+def distill(**changes: object) -> Algorithm:
+    """Only on-policy distillation: rewards are measured but have no effect."""
+    algorithm = Algorithm(
+        name="distill",
+        advantage=Zero(),
+        distillation=Distillation(coef=1.0),
+        weight=TokenMean(),
+    )
+    return replace(algorithm, **changes)
+
+
+def distill_grpo(**changes: object) -> Algorithm:
+    """GRPO's advantage from the rewards plus a tenth of the teacher's term."""
+    return replace(Algorithm(name="distill_grpo", distillation=Distillation(coef=0.1)), **changes)
+
+
+def supervised(**changes: object) -> Algorithm:
+    """Supervised fine-tuning: the cross-entropy is the only term of the loss."""
+    # Not in PRESETS: RL samples its responses from the policy.
+    algorithm = Algorithm(
+        name="sft", rl_coef=0.0, cross_entropy=CrossEntropy(coef=1.0), weight=TokenMean()
     )
     return replace(algorithm, **changes)
 

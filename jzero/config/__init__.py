@@ -5,15 +5,13 @@ from jzero.config.architecture import TINY_MODELS, read_architecture, tiny_arch
 from jzero.config.checks import (
     ON_PUSH_FIELDS,
     POSITIONS,
-    check_parts,
     context_mistakes,
     num_kept,
     positions_of,
     validate,
-    validate_values,
 )
 from jzero.config.data_sources import Rows, read_sources
-from jzero.config.old_settings import put_old_value, take_old_flags, unknown_names
+from jzero.config.flags import Flag, apply_flags, put_value, split_flags, value_of
 from jzero.config.placement import Apart, Jobs, Together
 from jzero.config.presets import (
     ADAPTER_LR_FACTOR,
@@ -56,16 +54,8 @@ from jzero.config.schema import (
     ToolsConfig,
     TrainConfig,
     WarmStart,
-    is_boolean_argument,
-    is_tuple_argument,
     known_names,
+    list_sections,
     list_settings,
-    names_part,
-    parts_to_choose,
-    parts_with_argument,
-    put_value,
-    read_section,
-    set_part,
-    value_of,
 )
-from jzero.config.serialization import flatten, from_json, to_json
+from jzero.config.serialization import flatten, from_json, read_section, to_json

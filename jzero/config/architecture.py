@@ -9,114 +9,87 @@ Face's config.json. Imports no jax.
 """
 
 import functools
-from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from jzero.errors import UserError, shown
-from jzero.setting import read_arguments, setting
+from jzero.fields import Field, build, record
+from jzero.notation import read_values
 
 
-@dataclass(frozen=True)
+@record
 class Architecture:
     """The entries of config.json that describe a model. The defaults make one of 1M parameters."""
 
     # All families.
-    model_type: str = setting(
-        "qwen2",
-        "Model family, a key of jzero.model.families.FAMILIES. qwen2 has biases on q, k and v; "
-        "qwen3 normalizes q and k instead; llama and mistral do neither; qwen3_5_text mixes "
-        "gated delta nets with attention; gemma2 and gemma3_text have sliding windows; qwen3_moe "
-        "is qwen3 with experts, and qwen3_5_moe_text is qwen3_5_text with experts.",
-    )
-    hidden_size: int = setting(128, "Width of the residual stream.", at_least=1)
-    intermediate_size: int = setting(512, "Width of the MLP's hidden layer.", at_least=1)
-    num_hidden_layers: int = setting(4, "Number of layers.", at_least=1, at_most=4096)
-    num_attention_heads: int = setting(4, "Number of query heads.", at_least=1)
-    num_key_value_heads: int = setting(
-        2, "Number of key and value heads, a divisor of num_attention_heads.", at_least=1
-    )
-    head_dim: int = setting(32, "Width of one head, an even number.", at_least=1)
-    tie_word_embeddings: bool = setting(
-        True, "Uses the embedding matrix as the output matrix, too."
-    )
-    rope_theta: float = setting(10000.0, "Base of the rotary position embedding.")
-    rms_norm_eps: float = setting(1e-6, "Epsilon of the RMS norms.")
+    model_type: str = "qwen2"
+    """Model family, a key of jzero.model.families.FAMILIES. qwen2 has biases on q, k and v; qwen3
+    normalizes q and k instead; llama and mistral do neither; qwen3_5_text mixes gated delta nets
+    with attention; gemma2 and gemma3_text have sliding windows; qwen3_moe is qwen3 with experts,
+    and qwen3_5_moe_text is qwen3_5_text with experts."""
+    hidden_size: int = Field(default=128, ge=1)
+    """Width of the residual stream."""
+    intermediate_size: int = Field(default=512, ge=1)
+    """Width of the MLP's hidden layer."""
+    num_hidden_layers: int = Field(default=4, ge=1, le=4096)
+    """Number of layers."""
+    num_attention_heads: int = Field(default=4, ge=1)
+    """Number of query heads."""
+    num_key_value_heads: int = Field(default=2, ge=1)
+    """Number of key and value heads, a divisor of num_attention_heads."""
+    head_dim: int = Field(default=32, ge=1)
+    """Width of one head, an even number."""
+    tie_word_embeddings: bool = True
+    """Uses the embedding matrix as the output matrix, too."""
+    rope_theta: float = 10000.0
+    """Base of the rotary position embedding."""
+    rms_norm_eps: float = 1e-6
+    """Epsilon of the RMS norms."""
 
     # Hybrids of attention and gated delta nets: qwen3_5_text and qwen3_5_moe_text.
-    full_attention_interval: int = setting(
-        4,
-        "For qwen3_5_text: layers from one attention layer to the next; all others are gated delta "
-        "nets.",
-        at_least=2,
-    )
-    partial_rotary_factor: float = setting(
-        0.25, "For qwen3_5_text: share of a head that RoPE rotates.", above=0, at_most=1
-    )
-    linear_num_key_heads: int = setting(
-        4, "For qwen3_5_text: number of query and key heads of a gated delta net.", at_least=1
-    )
-    linear_num_value_heads: int = setting(
-        4,
-        "For qwen3_5_text: number of value heads of a gated delta net, a multiple of "
-        "linear_num_key_heads.",
-        at_least=1,
-    )
-    linear_key_head_dim: int = setting(
-        32, "For qwen3_5_text: width of a query or key head of a gated delta net.", at_least=1
-    )
-    linear_value_head_dim: int = setting(
-        32, "For qwen3_5_text: width of a value head of a gated delta net.", at_least=1
-    )
-    linear_conv_kernel_dim: int = setting(
-        4,
-        "For qwen3_5_text: tokens that the causal convolution of a gated delta net sees.",
-        at_least=2,
-    )
+    full_attention_interval: int = Field(default=4, ge=2)
+    """For qwen3_5_text: layers from one attention layer to the next; all others are gated delta
+    nets."""
+    partial_rotary_factor: float = Field(default=0.25, gt=0, le=1)
+    """For qwen3_5_text: share of a head that RoPE rotates."""
+    linear_num_key_heads: int = Field(default=4, ge=1)
+    """For qwen3_5_text: number of query and key heads of a gated delta net."""
+    linear_num_value_heads: int = Field(default=4, ge=1)
+    """For qwen3_5_text: number of value heads of a gated delta net, a multiple of
+    linear_num_key_heads."""
+    linear_key_head_dim: int = Field(default=32, ge=1)
+    """For qwen3_5_text: width of a query or key head of a gated delta net."""
+    linear_value_head_dim: int = Field(default=32, ge=1)
+    """For qwen3_5_text: width of a value head of a gated delta net."""
+    linear_conv_kernel_dim: int = Field(default=4, ge=2)
+    """For qwen3_5_text: tokens that the causal convolution of a gated delta net sees."""
 
     # Sliding windows: gemma2 and gemma3_text.
-    sliding_window: int = setting(
-        0,
-        "For gemma2 and gemma3_text: tokens that a layer with a sliding window attends to, with "
-        "the token itself. 0: other families.",
-    )
-    sliding_window_pattern: int = setting(
-        6,
-        "For gemma2 and gemma3_text: layers from one with full attention to the next; all others "
-        "have a sliding window.",
-        at_least=1,
-    )
-    rope_local_base_freq: float = setting(
-        10000.0,
-        "For gemma3_text: base of the rotary position embedding in layers with a sliding window.",
-    )
-    attn_logit_softcapping: float = setting(
-        0.0, "For gemma2: bound of the scores of attention. 0: no bound.", at_least=0
-    )
-    final_logit_softcapping: float = setting(
-        0.0, "For gemma2: bound of the logits. 0: no bound.", at_least=0
-    )
+    sliding_window: int = 0
+    """For gemma2 and gemma3_text: tokens that a layer with a sliding window attends to, with the
+    token itself. 0: other families."""
+    sliding_window_pattern: int = Field(default=6, ge=1)
+    """For gemma2 and gemma3_text: layers from one with full attention to the next; all others have
+    a sliding window."""
+    rope_local_base_freq: float = 10000.0
+    """For gemma3_text: base of the rotary position embedding in layers with a sliding window."""
+    attn_logit_softcapping: float = 0.0
+    """For gemma2: bound of the scores of attention. 0: no bound."""
+    final_logit_softcapping: float = 0.0
+    """For gemma2: bound of the logits. 0: no bound."""
 
     # MoE families: qwen3_moe and qwen3_5_moe_text.
-    num_experts: int = setting(
-        0,
-        "Number of experts in a layer, for MoE families (qwen3_moe, qwen3_5_moe_text). 0: a "
-        "dense MLP.",
-        at_most=2**15 - 1,  # routes are int16
-    )
-    num_experts_per_tok: int = setting(
-        0, "Number of experts that every token is routed to. 0: no experts."
-    )
-    moe_intermediate_size: int = setting(
-        0, "Width of the hidden layer of one expert. 0: no experts."
-    )
-    norm_topk_prob: bool = setting(
-        False, "Normalizes the router's weights of a token's experts to a sum of 1."
-    )
-    shared_expert_intermediate_size: int = setting(
-        0,
-        "For qwen3_5_moe_text: width of the shared MLP, which processes every token besides its "
-        "experts. 0: other families.",
-    )
+    num_experts: int = Field(default=0, le=2**15 - 1)
+    """Number of experts in a layer, for MoE families (qwen3_moe, qwen3_5_moe_text). 0: a dense MLP.
+    """
+    num_experts_per_tok: int = 0
+    """Number of experts that every token is routed to. 0: no experts."""
+    moe_intermediate_size: int = 0
+    """Width of the hidden layer of one expert. 0: no experts."""
+    norm_topk_prob: bool = False
+    """Normalizes the router's weights of a token's experts to a sum of 1."""
+    shared_expert_intermediate_size: int = 0
+    """For qwen3_5_moe_text: width of the shared MLP, which processes every token besides its
+    experts. 0: other families."""
 
 
 # The entries of each model that differ from the defaults of `Architecture`.
@@ -175,59 +148,19 @@ def tiny_arch(name: str = "tiny-qwen2", **entries: str | int | float | bool) -> 
 def read_architecture(arch: str) -> Architecture:
     """Returns the architecture of "NAME" or "NAME(entry=value,...)", a tiny model.
 
-    Bounds are not checked (`checks.check_architecture`).
-
     Raises:
-        UserError: there is no such tiny model or entry, or a value has the wrong type.
+        UserError: there is no such tiny model or entry, or a value is wrong.
     """
-    name, _, arguments = arch.partition("(")
+    name, bracket, arguments = arch.partition("(")
     if name not in TINY_MODELS:
         raise UserError(
-            f"model.arch={shown(arch)} is no tiny model: give one of {', '.join(TINY_MODELS)}, or "
-            "the path of a config.json"
+            f"model.arch={shown(arch)} is not a tiny model: give one of {', '.join(TINY_MODELS)}, "
+            "or the path of a config.json"
         )
-    entries = TINY_MODELS[name] | (read_entries(arch, arguments) if arguments else {})
-    kinds = {field.name: type(field.default) for field in fields(Architecture)}
-    for key, value in entries.items():
-        if key not in kinds:
-            names = ", ".join(kinds)
-            raise UserError(f"model.arch={shown(arch)} has no entry {key}; there are {names}")
-        # `type` and not `isinstance`: True is an int in Python.
-        is_number = kinds[key] is float and type(value) is int
-        if type(value) is not kinds[key] and not is_number:
-            raise UserError(
-                f"model.arch={shown(arch)}: {key}={shown(value)} is not of type "
-                f"{kinds[key].__name__}"
-            )
-    return replace(Architecture(), **entries)
-
-
-def read_entries(arch: str, arguments: str) -> dict[str, str | int | float | bool]:
-    """Parses "hidden_size=64,model_type=qwen3)": numbers, True or False, and names."""
+    if bracket and not arguments.endswith(")"):
+        raise UserError(f"model.arch={shown(arch)}: close the bracket")
     try:
-        positional, named = read_arguments(arguments.removesuffix(")"), bare_text=True)
-    except ValueError:
-        positional, named = [arguments], {}
-    values = [value for value in named.values() if isinstance(value, str | int | float)]
-    if positional or len(values) < len(named) or not arguments.endswith(")"):
-        raise UserError(
-            f"model.arch={shown(arch)} cannot be read: write it as "
-            "tiny-qwen2(hidden_size=64,num_hidden_layers=2)"
-        )
-    # Flags write booleans in lower case.
-    booleans = {"true": True, "false": False}
-    entries = [booleans.get(value, value) if isinstance(value, str) else value for value in values]
-    return dict(zip(named, entries, strict=True))
-
-
-def with_entry(arch: str, name: str, text: str) -> str:
-    """Returns `model.arch` with one entry changed, for flags such as model.arch.hidden_size=64.
-
-    Raises UserError if `arch` is a file, which has to be changed itself.
-    """
-    if config_file(arch):
-        raise UserError(f"model.arch.{name}={shown(text)} does not change {arch}: edit the file")
-    model, _, arguments = arch.partition("(")
-    entries = read_entries(arch, arguments) if arguments else {}
-    entries |= read_entries(f"{model}({name}={text})", f"{name}={text})")
-    return tiny_arch(model, **entries)
+        entries = read_values(Architecture, arguments.removesuffix(")"))
+        return build(Architecture, TINY_MODELS[name] | entries)
+    except UserError as error:
+        raise UserError(f"model.arch={shown(arch)}: {error}") from None

@@ -1,8 +1,8 @@
 """Checks a config before anything is compiled or downloaded.
 
-There are three kinds of checks: the type of a value and the form of a text, the choices of a name
-and the bounds of a number, and combinations of settings. `validate` collects all mistakes into one
-`UserError`. Each message gives the setting with its value, the mistake, and a remedy.
+Single values are checked when they are assigned (`jzero.fields`). Here are the combinations of
+settings. `validate` collects all mistakes into one `UserError`. Each message gives the setting with
+its value, the mistake, and a remedy.
 
 A check of a combination is a function that yields messages, and a line in CHECKS.
 """
@@ -12,8 +12,6 @@ import re
 import shlex
 import shutil
 import string
-import sys
-import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -27,25 +25,12 @@ from jzero.config.schema import (
     LARGEST_B2_IN_16_BITS,
     Config,
     RolloutConfig,
-    Setting,
     TrainConfig,
-    list_settings,
-    walk,
 )
 from jzero.errors import UserError, shown
+from jzero.fields import class_of_part, part_name, show_part
 from jzero.files import JsonObject, is_hub_id, parse_json, read_text, split_revision
-from jzero.setting import (
-    LONGEST_LINE,
-    LONGEST_TEXT,
-    NAMES_OF_KINDS,
-    bounds_mistake,
-    class_of_part,
-    has_kind,
-    part_name,
-    show_part,
-)
 
-LONGEST_NAME = 255  # bytes of a file name
 EXACT_BLOCK = 64  # = attention.exact.KEY_BLOCK; not imported, because attention imports config
 # Placeholders of the command after a push (hub.push.on_push).
 ON_PUSH_FIELDS = ("repo", "revision", "step")
@@ -54,154 +39,15 @@ POSITIONS = "max_position_embeddings"  # key in the config.json of a model
 
 
 def validate(config: Config, is_training: bool = False) -> None:
-    """Raises a UserError that names every invalid setting. Compiles nothing.
+    """Raises a UserError that names every combination of settings that cannot work.
 
     is_training: whether the config is for an RL run. False for commands that only sample.
     """
-    settings = list_settings(config)
-    unusable = unusable_values(settings)
-    mistakes = [message for item in settings for message in check_choice(item)] + unusable
-    # Checks of combinations divide by some numbers and parse texts, so all values must be usable.
-    if not unusable:
-        for check in (*CHECKS, *(TRAINING_CHECKS if is_training else ())):
-            mistakes += check(config)
+    mistakes = []
+    for check in (*CHECKS, *(TRAINING_CHECKS if is_training else ())):
+        mistakes += check(config)
     if mistakes:
         raise UserError("; ".join(mistakes))
-
-
-def validate_values(config: Config) -> None:
-    """Raises a UserError for values of wrong types, invalid texts, and numbers out of bounds.
-
-    Commands call it as soon as they have parsed their flags, before anything reads the settings.
-    """
-    if mistakes := unusable_values(list_settings(config)):
-        raise UserError("; ".join(mistakes))
-
-
-def check_parts(config: Config) -> None:
-    """Raises a UserError for the first setting of parts that has another value."""
-    for item in list_settings(config):
-        if item.type.parts and (mistakes := list(check_type(item))):
-            raise UserError(mistakes[0])
-
-
-def unusable_values(settings: list[Setting]) -> list[str]:
-    """Returns messages on values of wrong types, invalid texts, and numbers out of bounds."""
-    mistakes = []
-    for item in settings:
-        type_mistakes = list(check_type(item))
-        # The form of a text and the bounds of a number are only checked for the right type.
-        mistakes += type_mistakes or [*check_text(item), *check_bounds(item)]
-    return mistakes
-
-
-# Single settings.
-
-
-def check_type(item: Setting) -> Iterator[str]:
-    """Yields a message if a value, or an item of a tuple, has the wrong type."""
-    if item.type.parts:
-        if class_of_part(item.value) not in item.type.parts:
-            yield describe_wrong_part(item)
-        return
-    if not has_kind(item.value, item.kind):
-        yield f"{item.name}={shown(item.value)} must be {NAMES_OF_KINDS[item.kind]}"
-        return
-    if item.item_kind is None:
-        return
-    for value in values_of(item):
-        if not has_kind(value, item.item_kind):
-            # Shells remove quotes, so a list of texts such as 1,2 arrives as numbers.
-            advice = ""
-            if item.item_kind is str and isinstance(value, int | float):
-                advice = f""": write --config.{item.name}='"{shown(value)}",'"""
-            yield (
-                f"{item.name} has the item {shown(value)}, which must be "
-                f"{NAMES_OF_KINDS[item.item_kind]}{advice}"
-            )
-
-
-def describe_wrong_part(item: Setting) -> str:
-    """Returns a message on a value that is no part. Only Python code can set such a value."""
-    given = f"{item.name}={item.value!r:.80}"
-    text = item.value if isinstance(item.value, str) else ""
-    chosen, bracket, end = text.partition("(")
-    # A recipe may have forgotten the brackets: `turns.Score` is the class.
-    named = [part for part in item.type.parts if part is item.value or part_name(part) == chosen]
-    if not named:
-        choices = " or ".join(how_to_write(part) for part in item.type.parts)
-        return f"{given} is no part: write {choices}"
-    [part] = named
-    # In a recipe "clip(high=0.28)" is written as in a flag: both are calls of Python.
-    arguments = f"({end}" if bracket else "()"
-    kind = "text" if text else "a class"
-    return f"{given} is {kind}, and a recipe needs the part: write {how_to_write(part, arguments)}"
-
-
-def how_to_write(part: type | None, arguments: str = "()") -> str:
-    """Returns how Python code writes a part, and where it imports the class from."""
-    if part is None:
-        return "None"
-    package, _, module = part.__module__.rpartition(".")
-    # A recipe imports a class from its package, if the package has it.
-    if not package or getattr(sys.modules[package], part.__name__, None) is part:
-        return f"{part.__name__}{arguments} (from {package or module} import {part.__name__})"
-    return f"{module}.{part.__name__}{arguments} (from {package} import {module})"
-
-
-def values_of(item: Setting) -> list[object]:
-    """Returns the items of a tuple, or a list with the single value of another setting."""
-    return list(item.value) if isinstance(item.value, list | tuple) else [item.value]
-
-
-def check_text(item: Setting) -> Iterator[str]:
-    """Yields a message if a text is not a valid name, path or prompt."""
-    longest = LONGEST_TEXT if item.rules.is_text else LONGEST_LINE
-    for value in values_of(item):
-        if not isinstance(value, str):
-            continue
-        name = f"{item.name}={shown(value)}"
-        is_line = not item.rules.is_text
-        if len(value) > longest:
-            yield f"{name} has {len(value)} characters: give at most {longest}"
-        # Python reads undecodable bytes of an argument as lone surrogates. They cannot be written
-        # to config.json, and system calls refuse zero bytes.
-        elif "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
-            yield f"{name} is no Unicode text: give it in UTF-8, without zero bytes"
-        elif is_line and any(unicodedata.category(letter) == "Cc" for letter in value):
-            yield f"{name} has a line break or another control character: leave it out"
-        # Any line may become a path: the system's error on a long name comes late and without the
-        # setting.
-        elif is_line and any(len(part.encode()) > LONGEST_NAME for part in value.split("/")):
-            yield f"{name} has a name of more than {LONGEST_NAME} bytes: give a shorter one"
-
-
-# Values that other systems support and jzero does not, with the reason.
-REASONS = {
-    "model.base=nf4": (
-        "nf4 is a format of bitsandbytes, whose CUDA kernels JAX cannot call; int8 takes half the "
-        "memory of bfloat16 on every platform"
-    ),
-}
-
-
-def check_choice(item: Setting) -> Iterator[str]:
-    """Yields a message if a setting with choices has another value."""
-    choices = item.rules.choices
-    if choices and item.value not in choices:
-        names = ", ".join(choice or "''" for choice in choices)
-        reason = REASONS.get(f"{item.name}={item.value}")
-        message = f"{item.name}={item.value!r} is not one of {names}"
-        yield f"{message}: {reason}" if reason else message
-
-
-def check_bounds(item: Setting) -> Iterator[str]:
-    """Yields a message if a number is out of its bounds, infinite, or NaN."""
-    for value in values_of(item):
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            continue
-        if mistake := bounds_mistake(value, item.rules):
-            yield f"{item.name}={shown(value)} {mistake}"
 
 
 # Settings that must fit together.
@@ -280,8 +126,7 @@ def check_architecture(config: Config) -> Iterator[str]:
     except UserError as error:
         yield str(error)
         return
-    out_of_bounds = unusable_values(list(walk(arch, "model.arch.")))
-    yield from out_of_bounds or check_entries(arch)
+    yield from check_entries(arch)
 
 
 def check_entries(arch: architecture.Architecture) -> Iterator[str]:
@@ -832,6 +677,16 @@ def check_jobs(config: Config) -> Iterator[str]:
         )
 
 
+def check_resume(config: Config) -> Iterator[str]:
+    """An earlier checkpoint is named by its step."""
+    checkpoint = config.train.resume_from
+    if checkpoint is not None and checkpoint.step < 0:
+        yield (
+            "train.resume_from.step=-1 must be at least 0: set it to the step of the checkpoint to "
+            "resume from"
+        )
+
+
 def check_length_of_the_run(config: Config) -> Iterator[str]:
     """Supervised fine-tuning has sft.epochs; the settings of the length of RL are refused."""
     if config.sft is None:
@@ -1046,6 +901,7 @@ CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (
     check_decoders_of_hosts,
     check_draft_head,
     check_jobs,
+    check_resume,
     check_length_of_the_run,
     check_data_sources,
     check_evaluation,

@@ -10,52 +10,47 @@ argument may be the path without a name. Several sources are separated by commas
 
 import functools
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 
 from jzero.errors import UserError, shown
-from jzero.setting import bounds_mistake, make_part, read_arguments, rules_of, setting
+from jzero.fields import build, fields_of, record
+from jzero.notation import read_values
 
 # The settings that name data sources.
 DATA_SETTINGS = ("task.data", "task.eval_data", "sft.data", "sft.eval_data")
 
 
-@dataclass(frozen=True)
+@record
 class Rows:
     """Rows of one data set."""
 
-    path: str = setting(
-        "",
-        "File (json, jsonl, parquet, arrow), directory, hub id, or config@id; #REVISION may follow "
-        "a hub id. Empty: the default set of the task or, for held-out rows, each set of task.data "
-        "(sft.data).",
-    )
-    split: str = setting(
-        "",
-        "Split, such as train_hard. Empty: train, or test for held-out rows; or the only split.",
-    )
-    problem: str = setting(
-        "", "Column with the problem. Empty: the first of the usual names that the set has."
-    )
-    answer: str = setting(
-        "",
-        "Column with the answer; dots lead into a structure: reward_model.ground_truth. Empty: the "
-        "first of the usual names that the set has.",
-    )
-    limit: int = setting(0, "Maximum number of rows, taken from the beginning. 0: all rows.")
-    level_min: int = setting(0, "Lowest level of difficulty, for sets with levels. 0: no limit.")
-    level_max: int = setting(0, "Highest level of difficulty, for sets with levels. 0: no limit.")
-    weight: float = setting(
-        0.0,
-        "Share of the set among all sets, relative to their weights. 0 for all sets: they are "
-        "treated as one.",
-    )
+    path: str = ""
+    """File (json, jsonl, parquet, arrow), directory, hub id, or config@id; #REVISION may follow a
+    hub id. Empty: the default set of the task or, for held-out rows, each set of task.data
+    (sft.data)."""
+    split: str = ""
+    """Split, such as train_hard. Empty: train, or test for held-out rows; or the only split."""
+    problem: str = ""
+    """Column with the problem. Empty: the first of the usual names that the set has."""
+    answer: str = ""
+    """Column with the answer; dots lead into a structure: reward_model.ground_truth. Empty: the
+    first of the usual names that the set has."""
+    limit: int = 0
+    """Maximum number of rows, taken from the beginning. 0: all rows."""
+    level_min: int = 0
+    """Lowest level of difficulty, for sets with levels. 0: no limit."""
+    level_max: int = 0
+    """Highest level of difficulty, for sets with levels. 0: no limit."""
+    weight: float = 0.0
+    """Share of the set among all sets, relative to their weights. 0 for all sets: they are treated
+    as one."""
 
     def __str__(self) -> str:
         """Returns the source as a setting names it."""
         changed = {
-            field.name: getattr(self, field.name)
-            for field in fields(self)
-            if getattr(self, field.name) != field.default
+            name: getattr(self, name)
+            for name, field in fields_of(Rows).items()
+            if getattr(self, name) != field.default
         }
         # A path that a reader would split or take for a notation has to be quoted in rows(...).
         is_plain_path = not re.search(r"^\s*rows\(|[,()]|:(problem|answer)=|^\s|\s$", self.path)
@@ -120,22 +115,15 @@ def read_source(name: str, text: str) -> Rows:
     arguments = text[len("rows(") : -1]
     if re.match(r"[^,='\"]+(,|$)", arguments):  # a path without quotes
         arguments = f"path={arguments}"
+    quoted_path = re.match(r"\s*('[^']*'|\"[^\"]*\")\s*(,|$)", arguments)
+    if quoted_path:
+        arguments = f"path={arguments}"
     try:
-        positional, named = read_arguments(arguments, bare_text=True)
-    except ValueError:
+        rows = build(Rows, read_values(Rows, arguments))
+    except UserError as error:
         raise UserError(
-            f"{where}: write it as rows('FILE',split='train',limit=100), with texts in quotes"
+            f"{where}: {error}. Write it as rows('FILE',split='train',limit=100)"
         ) from None
-    if len(positional) > 1 or (positional and "path" in named):
-        raise UserError(f"{where}: only the path has no name, write the others as NAME=VALUE")
-    if positional:
-        named["path"] = positional[0]
-    rows = make_part(name, Rows, named)
-    assert isinstance(rows, Rows), f"{rows=}"
-    for field in fields(rows):
-        value = getattr(rows, field.name)
-        if isinstance(value, int | float) and (mistake := bounds_mistake(value, rules_of(field))):
-            raise UserError(f"{where}: {field.name}={shown(value)} {mistake}")
     if 0 < rows.level_max < rows.level_min:
         raise UserError(
             f"{where}: level_min={rows.level_min} is above level_max={rows.level_max}: no row has "

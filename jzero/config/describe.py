@@ -9,45 +9,27 @@ The help on a setting with parts lists every part with its arguments.
 All information comes from the schema.
 """
 
-import dataclasses
 import difflib
 import inspect
 import textwrap
 from collections.abc import Iterator
 
 from jzero.config.data_sources import DATA_SETTINGS, Rows
-from jzero.config.schema import Config, Setting, known_names, list_settings, parts_with_argument
+from jzero.config.schema import Config, Setting, known_names, list_sections, list_settings
 from jzero.errors import UserError
-from jzero.setting import (
-    LARGEST_FLOAT,
-    LARGEST_INT,
-    FieldType,
-    field_types,
-    is_part,
+from jzero.fields import (
+    bounds_of,
+    choices_of,
+    fields_of,
+    help_of,
     part_name,
-    rules_of,
+    parts_of,
     show_part,
 )
+from jzero.notation import parts_with
 
 WIDTH = 100  # columns
 NAME_WIDTH = 36  # columns of `name=default`
-
-
-def list_sections() -> dict[str, object]:
-    """Returns every section with its defaults by dotted name; "" is the whole config."""
-    return dict(walk_sections(Config(), ""))
-
-
-def walk_sections(section: object, name: str) -> Iterator[tuple[str, object]]:
-    """Yields a section and all of its subsections, with their dotted names."""
-    assert dataclasses.is_dataclass(section), f"{section=}"
-    yield name, section
-    for item in dataclasses.fields(section):
-        value = getattr(section, item.name)
-        if dataclasses.is_dataclass(value) and not is_part(value):
-            # The config itself has the name "", so the names of its sections would begin with a
-            # dot.
-            yield from walk_sections(value, f"{name}.{item.name}".lstrip("."))
 
 
 def count_settings(section: str = "") -> int:
@@ -65,15 +47,15 @@ def settings_of(section: str) -> list[Setting]:
 
 def count_arguments(section: str = "") -> int:
     """Returns the number of arguments of all parts that the settings of a section may have."""
-    return sum(len(list(arguments_of(item.type))) for item in settings_of(section))
+    return sum(len(list(arguments_of(item.parts))) for item in settings_of(section))
 
 
-def arguments_of(kind: FieldType) -> Iterator[FieldType]:
-    """Yields the types of the arguments of all parts of a setting."""
-    for part in kind.parts:
-        for argument in field_types(part).values() if part else ():
+def arguments_of(parts: list[type | None]) -> Iterator[object]:
+    """Yields the fields of some parts, and of the parts inside of them."""
+    for part in parts:
+        for argument in fields_of(part).values() if part else ():
             yield argument
-            yield from arguments_of(argument)
+            yield from arguments_of(parts_of(argument))
 
 
 def count_table() -> str:
@@ -82,7 +64,7 @@ def count_table() -> str:
     A part counts as one setting.
     """
     lines = ["settings  arguments of parts  section"]
-    for name in list_sections():
+    for name in list_sections(Config()):
         indent = "  " * name.count(".")
         arguments = count_arguments(name)
         lines.append(f"{count_settings(name):8}  {arguments:18}  {indent}{name or 'all'}")
@@ -95,7 +77,7 @@ def describe(name: str) -> str:
     Raises UserError for an unknown name.
     """
     name = name.removeprefix("--").removeprefix("config.")
-    sections = list_sections()
+    sections = list_sections(Config())
     if name in sections:
         return describe_section(name, sections)
     settings = {item.name: item for item in list_settings(Config()) if not item.part}
@@ -105,7 +87,7 @@ def describe(name: str) -> str:
     if name in names:
         return describe_argument(name)
     # Without a similar name, list the top-level sections.
-    similar = difflib.get_close_matches(name, names) or list(dataclasses.asdict(Config()))
+    similar = difflib.get_close_matches(name, names) or list(fields_of(Config))
     raise UserError(f"--help {name}: no such section or setting; there are {', '.join(similar)}")
 
 
@@ -118,7 +100,7 @@ def describe_section(name: str, sections: dict[str, object]) -> str:
         # Settings of subsections are counted in a line of their subsection.
         if "." not in short_name:
             left = f"{short_name}={shown_default(item)}"
-            lines.append(one_line(left, item.rules.description))
+            lines.append(one_line(left, help_of(item.field)))
     inner = [other for other in sections if other.startswith(prefix) and other != name]
     for other in inner:
         if "." not in other.removeprefix(prefix):
@@ -139,7 +121,7 @@ def one_line(left: str, text: str) -> str:
 
 def shown_default(item: Setting) -> str:
     """Returns the default of a setting as it is written in a flag."""
-    if item.type.parts:
+    if item.parts:
         return show_part(item.value)
     return ",".join(map(str, item.value)) if isinstance(item.value, tuple) else str(item.value)
 
@@ -149,11 +131,11 @@ def describe_setting(item: Setting) -> str:
     lines = [f"--config.{item.name}={shown_default(item)}"]
     lines += textwrap.wrap(describe_value(item), WIDTH - 4)
     lines = ["\n    ".join(lines)]
-    for part in item.type.parts:
+    for part in item.parts:
         lines += describe_part(item, part)
     if item.name in DATA_SETTINGS:
         lines += describe_rows(item)
-    if item.type.parts:
+    if item.parts:
         lines.append(f"\n--config.{item.name}.NAME=VALUE changes an argument of the chosen part.")
     return "\n".join(lines)
 
@@ -177,18 +159,16 @@ def describe_part(item: Setting, part: type | None) -> list[str]:
 
 def arguments_of_part(name: str, part: type) -> list[Setting]:
     """Returns the arguments of a part with their defaults, as settings below a dotted name."""
-    kinds = field_types(part)
-    return [
-        Setting(f"{name}.{field.name}", field.default, rules_of(field), kinds[field.name], name)
-        for field in dataclasses.fields(part)
-    ]
+    fields = fields_of(part).items()
+    return [Setting(f"{name}.{key}", field.default, field, name) for key, field in fields]
 
 
 def describe_argument(name: str) -> str:
     """Returns the help on an argument, for each part that has it."""
-    owner = name.rpartition(".")[0]
+    owner, _, argument = name.rpartition(".")
     texts = []
-    for part in parts_with_argument(name):
+    parts = [part for field in known_names()[owner] for part in parts_of(field)]
+    for part in parts_with(parts, argument):
         [item] = [item for item in arguments_of_part(owner, part) if item.name == name]
         lines = [f"--config.{name}={shown_default(item)}, with {owner}={part_name(part)}"]
         lines += textwrap.wrap(describe_value(item), WIDTH - 4)
@@ -201,24 +181,10 @@ def describe_argument(name: str) -> str:
 
 def describe_value(item: Setting) -> str:
     """Returns the description of a setting with its choices or bounds, in one line."""
-    rules = item.rules
-    if item.type.parts:
-        names = ", ".join(map(part_name, item.type.parts))
-        return f"{rules.description} One of: {names}."
-    if rules.choices:
-        names = ", ".join(choice or "''" for choice in rules.choices)
-        return f"{rules.description} One of: {names}."
-    # Texts and booleans have no bounds.
-    if {item.kind, item.item_kind}.isdisjoint({int, float}):
-        return rules.description
-    # The default upper bounds of all settings are not shown.
-    bounds = []
-    if rules.above is not None:
-        bounds.append(f"above {rules.above:g}")
-    elif rules.at_least > -rules.at_most:
-        bounds.append(f"at least {rules.at_least:g}")
-    if rules.below is not None:
-        bounds.append(f"below {rules.below:g}")
-    elif rules.at_most not in (LARGEST_INT, LARGEST_FLOAT):
-        bounds.append(f"at most {rules.at_most:g}")
-    return f"{rules.description} ({', '.join(bounds)})" if bounds else rules.description
+    text = help_of(item.field)
+    if item.parts:
+        return f"{text} One of: {', '.join(map(part_name, item.parts))}."
+    if choices := choices_of(item.field):
+        return f"{text} One of: {', '.join(choice or repr('') for choice in choices)}."
+    bounds = bounds_of(item.field)
+    return f"{text} ({', '.join(bounds)})" if bounds else text

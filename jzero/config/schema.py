@@ -1,47 +1,42 @@
 """Every setting of a run: its type, default, meaning and allowed values.
 
 A recipe in `configs/` fills a `Config`, the command line overrides single settings with
-`--config.section.field=value`, and `jzero.config.validate` rejects invalid values. Fields have only
-types that such a flag can parse: bool, int, float, str and tuples of str, int or float.
+`--config.section.field=value`. A value of the wrong type or out of its bounds is refused when it is
+assigned (`jzero.fields`); what must fit together is checked by `jzero.config.validate`.
 
-Three conventions hold for all settings. Numbers are at least 0 unless the field has another lower
-bound; `at_least=None` allows negative numbers. Without an explicit upper bound, numbers are at most
-`setting.LARGEST_INT` or `setting.LARGEST_FLOAT`; memory limits counts further
-(`planning.host_memory`, `planning.fitting`). The value 0 of a number, or "" of a name, turns its
-feature off unless the description states another meaning.
+The value 0 of a number, or "" of a name, turns its feature off unless the description states
+another meaning. Memory limits counts further than the bounds here (`planning.host_memory`,
+`planning.fitting`).
 """
 
-import builtins
 import dataclasses
 import functools
 import re
-import typing
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from dataclasses import field
+from typing import Literal, NamedTuple, get_args
+
+from pydantic.fields import FieldInfo
 
 from jzero import algorithms
 from jzero.config import drafts, schedules, teachers, turns
 from jzero.config.placement import Apart, Jobs, Together
 from jzero.config.teachers import LONGEST_LIMIT, MOST_REQUESTS, MOST_RETRIES
 from jzero.errors import UserError
-from jzero.setting import (
-    FieldType,
-    Rules,
-    field_types,
-    is_part,
-    parse_part,
-    part_from_json,
-    part_name,
-    replace_argument,
-    rules_of,
-    setting,
+from jzero.fields import (
+    LARGEST_INT,
+    SECTION_NAMES,
+    Field,
+    Text,
+    fields_of,
+    part,
+    parts_of,
+    section,
+    section_of,
 )
 
-Section = TypeVar("Section")  # a dataclass of settings
-
 EIGHT_BITS = ("int8", "fp8")  # the keys of numerics.eight_bits.FORMATS
-DTYPES = ("bfloat16", "float32")
+Dtype = Literal["bfloat16", "float32"]
 # bfloat16 rounds by up to 0.2 %. When the gradients vanish, a step changes a second moment by a
 # share of 1 - b2: with a b2 near 1, rounding would hold the moment where it is.
 LARGEST_B2_IN_16_BITS = 0.98
@@ -52,7 +47,7 @@ LARGEST_GIB = 2.0**20  # the operating system accepts memory limits below 2^63 b
 MOST_PROCESSES = 1024
 PACK_LENGTHS = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*")  # values of train.pack that list numbers
 # "fast" is jzero's grader. The others are the keys of jzero.answers.published.VERIFIERS.
-VERIFIERS = (
+Verifier = Literal[
     "fast",
     "last_number",
     "oat_fast",
@@ -64,41 +59,30 @@ VERIFIERS = (
     "open_r1_1416fa0",
     "math_verify",
     "sympy",
-)
+]
+VERIFIERS: tuple[str, ...] = get_args(Verifier)
 
 
-@dataclass
+@section
 class AdapterConfig:
     """A low-rank adapter (LoRA), which is trained while the model's weights are frozen."""
 
-    rank: int = setting(
-        0,
-        "Rank of the LoRA adapter on every linear layer, such as 32. 0: no adapter, the whole "
-        "model is trained.",
-    )
-    alpha: float = setting(
-        32.0,
-        "The adapter's output is multiplied by alpha / rank. With a constant alpha the best "
-        "learning rate hardly depends on the rank.",
-        above=0,
-    )
-    targets: tuple[str, ...] = setting(
-        (),
-        "Linear layers that have an adapter, such as q,k,v,o,gate,up,down. Empty or all: every "
-        "linear layer of the model's family. lm_head adds the output layer: all,lm_head.",
-    )
-    path: str = setting(
-        "",
-        "Directory or hub id of an initial adapter in PEFT's format. It determines rank, alpha "
-        "and targets. Empty: a new adapter.",
-    )
-    dropout: float = setting(
-        0.0,
-        "Dropout on the adapter's inputs, as in PEFT, in updates only. For supervised fine-tuning; "
-        "in RL it adds noise to the ratio: with several optimizer steps per batch, the old "
-        "log-probs are computed without dropout; with one, by the update itself, with dropout.",
-        below=1,
-    )
+    rank: int = 0
+    """Rank of the LoRA adapter on every linear layer, such as 32. 0: no adapter, the whole model is
+    trained."""
+    alpha: float = Field(default=32.0, gt=0)
+    """The adapter's output is multiplied by alpha / rank. With a constant alpha the best learning
+    rate hardly depends on the rank."""
+    targets: tuple[str, ...] = ()
+    """Linear layers that have an adapter, such as q,k,v,o,gate,up,down. Empty or all: every linear
+    layer of the model's family. lm_head adds the output layer: all,lm_head."""
+    path: str = ""
+    """Directory or hub id of an initial adapter in PEFT's format. It determines rank, alpha and
+    targets. Empty: a new adapter."""
+    dropout: float = Field(default=0.0, lt=1)
+    """Dropout on the adapter's inputs, as in PEFT, in updates only. For supervised fine-tuning; in
+    RL it adds noise to the ratio: with several optimizer steps per batch, the old log-probs are
+    computed without dropout; with one, by the update itself, with dropout."""
 
     @property
     def scale(self) -> float:
@@ -107,76 +91,49 @@ class AdapterConfig:
         return self.alpha / self.rank if self.rank else 0.0
 
 
-@dataclass
+@section
 class ModelConfig:
     """The policy's model and how it is computed."""
 
-    path: str = setting(
-        "",
-        "Directory or hub id of a model with config.json and safetensors. A branch, tag or "
-        "commit follows a hub id: USER/NAME#REVISION. Empty: random weights with the "
-        "architecture in model.arch.",
-    )
-    tokenizer: str = setting(
-        "",
-        "Directory or hub id of the tokenizer. Empty: model.path or, if that is empty too, "
-        "jzero's character tokenizer for countdown.",
-    )
-    prompt_date: str = setting(
-        "",
-        "Date that chat templates write into prompts, such as 2026-12-31. Empty: the date of the "
-        "first start of a run, which config.json keeps for resuming, evaluating and serving it; "
-        "without a run, the current date.",
-    )
-    arch: str = setting(
-        "tiny-qwen2",
-        "Architecture of a model with random weights, if model.path is empty: a name of "
-        "jzero.config.architecture.TINY_MODELS, whose entries can be changed as in "
-        "tiny-qwen2(hidden_size=64,num_hidden_layers=2), or the path of a config.json. The "
-        "vocabulary is the tokenizer's.",
-    )
-    max_position_embeddings: int = setting(
-        0,
-        "Maximum context length in tokens. Runs with longer sequences are refused. 0: the value "
-        "in the model's config.json, or 32768 for a model with random weights.",
-    )
-    dtype: str = setting(
-        "bfloat16",
-        "Type of the computation, and of weights that are frozen under an adapter. Trained "
-        "weights are always float32.",
-        choices=DTYPES,
-    )
-    remat: str = setting(
-        "full",
-        "What the backward pass recomputes: nothing (none), all but matrix products (dots), or "
-        "whole layers (full).",
-        choices=("none", "dots", "full"),
-    )
-    logit_chunk: int = setting(
-        2048,
-        "Number of tokens whose logits [tokens, vocabulary] are in a device's memory at the "
-        "same time.",
-        at_least=1,
-    )
-    attention: str = setting(
-        "",
-        "Attention kernels, a key of jzero.attention.BACKENDS. Empty: the default of the "
-        "platform. xla: plain XLA, on every platform. tpu_fused: on TPUs, one fused decoding "
-        "kernel applies RoPE, writes the KV cache and attends.",
-    )
-    base: str = setting(
-        "native",
-        "Precision of the linear layers that are frozen under an adapter. native: model.dtype. "
-        "int8: int8 with one scale for each output channel, in sampling, scoring and the "
-        "update.",
-        choices=("native", "int8"),
-    )
-    exact: bool = setting(
-        False,
-        "The sampler and the trainer compute bitwise identical log-probs. The ratio is exactly "
-        "1 before the first optimizer step, old log-probs are not recomputed, and the run fails "
-        "at the first log-prob that differs (docs/models.md).",
-    )
+    path: str = ""
+    """Directory or hub id of a model with config.json and safetensors. A branch, tag or commit
+    follows a hub id: USER/NAME#REVISION. Empty: random weights with the architecture in model.arch.
+    """
+    tokenizer: str = ""
+    """Directory or hub id of the tokenizer. Empty: model.path or, if that is empty too, jzero's
+    character tokenizer for countdown."""
+    prompt_date: str = ""
+    """Date that chat templates write into prompts, such as 2026-12-31. Empty: the date of the first
+    start of a run, which config.json keeps for resuming, evaluating and serving it; without a run,
+    the current date."""
+    arch: str = "tiny-qwen2"
+    """Architecture of a model with random weights, if model.path is empty: a name of
+    jzero.config.architecture.TINY_MODELS, whose entries can be changed as in
+    tiny-qwen2(hidden_size=64,num_hidden_layers=2), or the path of a config.json. The vocabulary is
+    the tokenizer's."""
+    max_position_embeddings: int = 0
+    """Maximum context length in tokens. Runs with longer sequences are refused. 0: the value in the
+    model's config.json, or 32768 for a model with random weights."""
+    dtype: Dtype = "bfloat16"
+    """Type of the computation, and of weights that are frozen under an adapter. Trained weights are
+    always float32."""
+    remat: Literal["none", "dots", "full"] = "full"
+    """What the backward pass recomputes: nothing (none), all but matrix products (dots), or whole
+    layers (full)."""
+    logit_chunk: int = Field(default=2048, ge=1)
+    """Number of tokens whose logits [tokens, vocabulary] are in a device's memory at the same time.
+    """
+    attention: str = ""
+    """Attention kernels, a key of jzero.attention.BACKENDS. Empty: the default of the platform.
+    xla: plain XLA, on every platform. tpu_fused: on TPUs, one fused decoding kernel applies RoPE,
+    writes the KV cache and attends."""
+    base: Literal["native", "int8"] = "native"
+    """Precision of the linear layers that are frozen under an adapter. native: model.dtype. int8:
+    int8 with one scale for each output channel, in sampling, scoring and the update."""
+    exact: bool = False
+    """The sampler and the trainer compute bitwise identical log-probs. The ratio is exactly 1
+    before the first optimizer step, old log-probs are not recomputed, and the run fails at the
+    first log-prob that differs (docs/models.md)."""
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
 
     @property
@@ -185,419 +142,285 @@ class ModelConfig:
         return self.base == "int8"
 
 
-@dataclass(frozen=True)
+@part
 class JudgeServer:
     """A judge behind an OpenAI-compatible API. One request may take task.reward.seconds."""
 
-    url: str = setting(
-        "",
-        "Address of the judge's API, such as http://localhost:8000/v1.",
-    )
-    model: str = setting("", "Name of the judge's model on the server.")
-    template: str = setting(
-        "",
-        "File with the rubric, which is the message to the judge. Placeholders are {prompt}, "
-        "{response}, {gold}, {conversation}, {gold.FIELD} and {row.COLUMN}. Empty: jzero's "
-        "default rubric.",
-    )
-    pattern: str = setting(
-        r"(?i)score\W*([0-9]+(?:\.[0-9]+)?)",
-        "Regular expression that finds the score in the judge's reply. Its one group is the "
-        "score, and the last match counts.",
-        is_text=True,
-    )
-    scale: float = setting(
-        10.0, "Highest score; the lowest is 0. The reward is score / scale.", above=0
-    )
-    temperature: float = setting(0.0, "Sampling temperature of the judge. 0: greedy decoding.")
-    max_tokens: int = setting(1024, "Maximum tokens of the judge's reply.", at_least=1)
-    concurrency: int = setting(
-        16, "Maximum open requests of a host.", at_least=1, at_most=MOST_REQUESTS
-    )
-    retries: int = setting(
-        4,
-        "Maximum retries of a request, after about 1, 2, ... seconds, if the server fails or, "
-        "at a temperature above 0, if its reply has no score. 0: no retries.",
-        at_most=MOST_RETRIES,
-    )
-    key_variable: str = setting(
-        "",
-        "Environment variable with the server's API key, such as OPENAI_API_KEY. Empty: no key "
-        "is sent.",
-    )
+    url: str = ""
+    """Address of the judge's API, such as http://localhost:8000/v1."""
+    model: str = ""
+    """Name of the judge's model on the server."""
+    template: str = ""
+    """File with the rubric, which is the message to the judge. Placeholders are {prompt},
+    {response}, {gold}, {conversation}, {gold.FIELD} and {row.COLUMN}. Empty: jzero's default
+    rubric."""
+    pattern: Text = r"(?i)score\W*([0-9]+(?:\.[0-9]+)?)"
+    """Regular expression that finds the score in the judge's reply. Its one group is the score, and
+    the last match counts."""
+    scale: float = Field(default=10.0, gt=0)
+    """Highest score; the lowest is 0. The reward is score / scale."""
+    temperature: float = 0.0
+    """Sampling temperature of the judge. 0: greedy decoding."""
+    max_tokens: int = Field(default=1024, ge=1)
+    """Maximum tokens of the judge's reply."""
+    concurrency: int = Field(default=16, ge=1, le=MOST_REQUESTS)
+    """Maximum open requests of a host."""
+    retries: int = Field(default=4, le=MOST_RETRIES)
+    """Maximum retries of a request, after about 1, 2, ... seconds, if the server fails or, at a
+    temperature above 0, if its reply has no score. 0: no retries."""
+    key_variable: str = ""
+    """Environment variable with the server's API key, such as OPENAI_API_KEY. Empty: no key is
+    sent."""
 
 
-@dataclass
+@section
 class RewardConfig:
     """Rewards. The score of a response is their weighted sum. The default numbers are open-r1's."""
 
-    functions: tuple[str, ...] = setting(
-        ("accuracy",),
-        "Reward functions to sum: names in jzero.rewards.rewards.NAMES, or user-defined "
-        "functions, module:function or FILE.py:function. The parameters of a function are named "
-        "response, gold, task, prompt, messages, row, turns or environment; or responses, "
-        "golds, prompts, conversations, rows and episodes for lists of all responses of a "
-        "batch; or as in TRL. FILE.py:factory(x=1) calls a factory, and cosine(length=2000) "
-        "changes an argument of a built-in function.",
-    )
-    batch: str = setting(
-        "step",
-        "The responses that a batched reward function gets in one call: all responses of a "
-        "step, or the group of one problem. Groups are scored in parallel, and a failed call "
-        "leaves only its group without a score.",
-        choices=("step", "group"),
-    )
-    weights: tuple[float, ...] = setting(
-        (), "Weight of each function. Empty: all weights are 1.", at_least=None
-    )
-    seconds: float = setting(
-        60.0,
-        "Maximum wall-clock seconds of one call of a user-defined function, and of one request "
-        "to the judge. The first call in a process includes the import of the function's "
-        "module.",
-        above=0,
-        at_most=LONGEST_LIMIT,
-    )
-    memory_gib: float = setting(
-        16.0,
-        "Maximum memory in GiB of a grader process during a call of a user-defined function. It "
-        "limits the address space of the process, and the memory of the process together with "
-        "all processes that the function starts. 0: no limit.",
-        at_most=LARGEST_GIB,
-    )
-    judge: JudgeServer | None = setting(
-        None,
-        "The model that the reward judge asks, as in judge_server(url='http://...',model='m'). "
-        "none: the reward judge is not used.",
-    )
-    unit: str = setting(
-        "characters",
-        "Unit of lengths in the rewards length and cosine.",
-        choices=("characters", "tokens"),
-    )
+    functions: tuple[str, ...] = ("accuracy",)
+    """Reward functions to sum: names in jzero.rewards.rewards.NAMES, or user-defined functions,
+    module:function or FILE.py:function. The parameters of a function are named response, gold,
+    task, prompt, messages, row, turns or environment; or responses, golds, prompts, conversations,
+    rows and episodes for lists of all responses of a batch; or as in TRL. FILE.py:factory(x=1)
+    calls a factory, and cosine(length=2000) changes an argument of a built-in function."""
+    batch: Literal["step", "group"] = "step"
+    """The responses that a batched reward function gets in one call: all responses of a step, or
+    the group of one problem. Groups are scored in parallel, and a failed call leaves only its group
+    without a score."""
+    weights: tuple[float, ...] = ()
+    """Weight of each function. Empty: all weights are 1."""
+    seconds: float = Field(default=60.0, gt=0, le=LONGEST_LIMIT)
+    """Maximum wall-clock seconds of one call of a user-defined function, and of one request to the
+    judge. The first call in a process includes the import of the function's module."""
+    memory_gib: float = Field(default=16.0, le=LARGEST_GIB)
+    """Maximum memory in GiB of a grader process during a call of a user-defined function. It limits
+    the address space of the process, and the memory of the process together with all processes that
+    the function starts. 0: no limit."""
+    judge: JudgeServer | None = None
+    """The model that the reward judge asks, as in judge_server(url='http://...',model='m'). none:
+    the reward judge is not used."""
+    unit: Literal["characters", "tokens"] = "characters"
+    """Unit of lengths in the rewards length and cosine."""
 
 
-@dataclass(frozen=True)
+@part
 class SandboxLimits:
     """The limits of one run of a program."""
 
-    seconds: float = setting(
-        5.0,
-        "Maximum CPU seconds of one run of a program. The limit of wall-clock time is three "
-        "times as long.",
-        above=0,
-        at_most=LONGEST_LIMIT,
-    )
-    memory_gib: float = setting(
-        1.0, "Maximum address space of a program in GiB.", above=0, at_most=LARGEST_GIB
-    )
-    output_mib: float = setting(
-        1.0,
-        "Maximum output of a program in MiB, stdout and stderr together.",
-        above=0,
-        at_most=LARGEST_GIB,
-    )
+    seconds: float = Field(default=5.0, gt=0, le=LONGEST_LIMIT)
+    """Maximum CPU seconds of one run of a program. The limit of wall-clock time is three times as
+    long."""
+    memory_gib: float = Field(default=1.0, gt=0, le=LARGEST_GIB)
+    """Maximum address space of a program in GiB."""
+    output_mib: float = Field(default=1.0, gt=0, le=LARGEST_GIB)
+    """Maximum output of a program in MiB, stdout and stderr together."""
 
 
-@dataclass(frozen=True)
+@part
 class Local(SandboxLimits):
     """Programs run on this machine."""
 
-    level: str = setting(
-        "auto",
-        "Isolation of programs. auto: the stronger of namespaces and landlock that the machine "
-        "supports; without either the run is refused. seccomp and none isolate less and are "
-        "never chosen automatically (docs/environments.md).",
-        choices=("auto", "namespaces", "landlock", "seccomp", "none"),
-    )
-    packages: tuple[str, ...] = setting(
-        (),
-        "Modules that programs may import besides the standard library, such as numpy. They are "
-        "imported once, before the first program. Empty: only the standard library.",
-    )
+    level: Literal["auto", "namespaces", "landlock", "seccomp", "none"] = "auto"
+    """Isolation of programs. auto: the stronger of namespaces and landlock that the machine
+    supports; without either the run is refused. seccomp and none isolate less and are never chosen
+    automatically (docs/environments.md)."""
+    packages: tuple[str, ...] = ()
+    """Modules that programs may import besides the standard library, such as numpy. They are
+    imported once, before the first program. Empty: only the standard library."""
 
 
-@dataclass(frozen=True)
+@part
 class Remote(SandboxLimits):
     """A server runs the programs."""
 
-    url: str = setting("", "Address of the server, such as http://localhost:2000.")
-    protocol: str = setting(
-        "piston",
-        "API of the server: piston, sandbox_fusion, or e2b, the API of open-r1's router.",
-        choices=("piston", "sandbox_fusion", "e2b"),
-    )
+    url: str = ""
+    """Address of the server, such as http://localhost:2000."""
+    protocol: Literal["piston", "sandbox_fusion", "e2b"] = "piston"
+    """API of the server: piston, sandbox_fusion, or e2b, the API of open-r1's router."""
 
 
-@dataclass
+@section
 class ToolsConfig:
     """Tools that the policy may call in an episode (docs/environments.md)."""
 
-    names: tuple[str, ...] = setting(
-        (),
-        "Tools of the policy: calculator, python, search(corpus='FILE',results=3), or user-defined "
-        "tools: module:function, FILE.py:function, or a class, of which each episode creates an "
-        "instance. Empty: no tools.",
-    )
-    syntax: str = setting(
-        "",
-        "Syntax of tool calls: json as in Qwen2.5 and Qwen3, or xml as in Qwen3-Coder and "
-        "Qwen3.5. Empty: the syntax of the tokenizer's chat template, json without a template.",
-        choices=("", "json", "xml"),
-    )
-    max_calls: int = setting(
-        16, "Maximum calls in an episode. Further calls get an error as their result.", at_least=1
-    )
-    max_output: int = setting(
-        4000,
-        "Maximum characters of the result of a call. The middle of a longer result is cut out.",
-        at_least=1,
-    )
-    seconds: float = setting(
-        10.0,
-        "Maximum seconds of one call. A longer call gets an error as its result. All calls of a "
-        "response together may take most of task.reward.seconds.",
-        above=0,
-        at_most=LONGEST_LIMIT,
-    )
+    names: tuple[str, ...] = ()
+    """Tools of the policy: calculator, python, search(corpus='FILE',results=3), or user-defined
+    tools: module:function, FILE.py:function, or a class, of which each episode creates an instance.
+    Empty: no tools."""
+    syntax: Literal["", "json", "xml"] = ""
+    """Syntax of tool calls: json as in Qwen2.5 and Qwen3, or xml as in Qwen3-Coder and Qwen3.5.
+    Empty: the syntax of the tokenizer's chat template, json without a template."""
+    max_calls: int = Field(default=16, ge=1)
+    """Maximum calls in an episode. Further calls get an error as their result."""
+    max_output: int = Field(default=4000, ge=1)
+    """Maximum characters of the result of a call. The middle of a longer result is cut out."""
+    seconds: float = Field(default=10.0, gt=0, le=LONGEST_LIMIT)
+    """Maximum seconds of one call. A longer call gets an error as its result. All calls of a
+    response together may take most of task.reward.seconds."""
 
 
-@dataclass
+@section
 class TaskConfig:
     """The problems, their prompts, and how responses are graded."""
 
-    name: str = setting(
-        "countdown",
-        "Name of the task: a key of jzero.tasks.TASKS, or a module with a Task called TASK. "
-        "verifiers:ENV is short for task.name=environment task.environment=verifiers:ENV.",
-    )
-    environment: str = setting(
-        "",
-        "Environment of task.name=environment: a user-defined class, module:Class or "
-        "FILE.py:Class, with the methods reset(row, seed) and step(response); openenv:URL, an "
-        "OpenEnv server; or verifiers:ENV, an installed environment of the package verifiers or "
-        "a file of its settings. Calls have the limits task.reward.seconds and "
-        "task.reward.memory_gib. Empty: none.",
-    )
-    environment_mode: str = setting(
-        "auto",
-        "Where instances of task.environment live. processes: in the grader processes, which "
-        "execute one step at a time and can be killed. asyncio: in an event loop of the run, "
-        "which awaits thousands of steps at once; the methods must be async. auto: asyncio for "
-        "openenv:URL and verifiers:ENV, and processes for all others.",
-        choices=("auto", "processes", "asyncio"),
-    )
+    name: str = "countdown"
+    """Name of the task: a key of jzero.tasks.TASKS, or a module with a Task called TASK.
+    verifiers:ENV is short for task.name=environment task.environment=verifiers:ENV."""
+    environment: str = ""
+    """Environment of task.name=environment: a user-defined class, module:Class or FILE.py:Class,
+    with the methods reset(row, seed) and step(response); openenv:URL, an OpenEnv server; or
+    verifiers:ENV, an installed environment of the package verifiers or a file of its settings.
+    Calls have the limits task.reward.seconds and task.reward.memory_gib. Empty: none."""
+    environment_mode: Literal["auto", "processes", "asyncio"] = "auto"
+    """Where instances of task.environment live. processes: in the grader processes, which execute
+    one step at a time and can be killed. asyncio: in an event loop of the run, which awaits
+    thousands of steps at once; the methods must be async. auto: asyncio for openenv:URL and
+    verifiers:ENV, and processes for all others."""
 
     # Data sets.
-    data: str = setting(
-        "",
-        "Data sets, separated by commas: hub id, config@id, local file or directory; or rows(...), "
-        "which also chooses columns and rows: rows('FILE',split='hard',limit=1000). Empty: the "
-        "default set of the task (countdown generates its problems).",
-    )
-    eval_data: str = setting(
-        "",
-        "Held-out data sets, in the notation of task.data. rows(split='validation') is that split "
-        "of task.data. Empty: the split test of task.data, if there is one.",
-    )
-    drop_last: bool = setting(
-        False,
-        "Drops the last problems of a pass that are too few for a step. False: problems of the "
-        "next pass complete the step.",
-    )
+    data: str = ""
+    """Data sets, separated by commas: hub id, config@id, local file or directory; or rows(...),
+    which also chooses columns and rows: rows('FILE',split='hard',limit=1000). Empty: the default
+    set of the task (countdown generates its problems)."""
+    eval_data: str = ""
+    """Held-out data sets, in the notation of task.data. rows(split='validation') is that split of
+    task.data. Empty: the split test of task.data, if there is one."""
+    drop_last: bool = False
+    """Drops the last problems of a pass that are too few for a step. False: problems of the next
+    pass complete the step."""
 
     # Prompts and the grading of answers.
-    template: str = setting(
-        "r1",
-        "Prompt template. Countdown: r1, qwen_chat, plain. Mathematics: qwen_math, r1, no, "
-        "r1_distill_qwen, r1_distill_tags, qwen3, chat. Code: chat, qwen3, r1_distill_qwen, "
-        "plain. Also: a file in plain text or Jinja; chat:FILE, a file with the user message of "
-        "a chat; column:NAME, prompts in a column of the data set.",
-    )
-    system_prompt: str = setting(
-        "",
-        "System prompt of the templates chat and chat:FILE. Empty: the instruction of qwen_math "
-        "for chat, and no system prompt for chat:FILE. none: no system prompt.",
-        is_text=True,
-    )
-    verifier: str = setting(
-        "fast",
-        "Grader of answers: jzero's (fast), or a verifier that reproduces the rewards of a "
-        "published run with its original answer extraction: oat's (oat_fast, oat_full, oat_r1, "
-        "oat_r1_full; last_number for GSM8K, oat_countdown for Countdown), open-r1's (open_r1 "
-        "at e4ac3ae, open_r1_1416fa0 at the commit of its recipes), the package math-verify "
-        "(math_verify), PRM800K's two stages (sympy).",
-        choices=VERIFIERS,
-    )
-    options: tuple[str, ...] = setting(
-        (),
-        "Settings that only this task has, as name=value, with one flag for each, such as "
-        "value_max=15 of countdown (docs/data-and-rewards.md). They replace those of the recipe.",
-        is_text=True,
-    )
+    template: str = "r1"
+    """Prompt template. Countdown: r1, qwen_chat, plain. Mathematics: qwen_math, r1, no,
+    r1_distill_qwen, r1_distill_tags, qwen3, chat. Code: chat, qwen3, r1_distill_qwen, plain. Also:
+    a file in plain text or Jinja; chat:FILE, a file with the user message of a chat; column:NAME,
+    prompts in a column of the data set."""
+    system_prompt: Text = ""
+    """System prompt of the templates chat and chat:FILE. Empty: the instruction of qwen_math for
+    chat, and no system prompt for chat:FILE. none: no system prompt."""
+    verifier: Verifier = "fast"
+    """Grader of answers: jzero's (fast), or a verifier that reproduces the rewards of a published
+    run with its original answer extraction: oat's (oat_fast, oat_full, oat_r1, oat_r1_full;
+    last_number for GSM8K, oat_countdown for Countdown), open-r1's (open_r1 at e4ac3ae,
+    open_r1_1416fa0 at the commit of its recipes), the package math-verify (math_verify), PRM800K's
+    two stages (sympy)."""
+    options: tuple[Text, ...] = ()
+    """Settings that only this task has, as name=value, with one flag for each, such as value_max=15
+    of countdown (docs/data-and-rewards.md). They replace those of the recipe."""
 
-    control_tokens: bool = setting(
-        False,
-        "Encodes control tokens of the tokenizer, such as <|im_end|>, in the messages of a "
-        "question, a tool or an environment as tokens. False: as text, which cannot begin a turn. "
-        "Prompts of column:NAME keep their control tokens.",
-    )
+    control_tokens: bool = False
+    """Encodes control tokens of the tokenizer, such as <|im_end|>, in the messages of a question, a
+    tool or an environment as tokens. False: as text, which cannot begin a turn. Prompts of
+    column:NAME keep their control tokens."""
 
     # Episodes of several turns.
-    stop_on_success: bool = setting(True, "Ends an episode of several turns at a correct answer.")
-    turn_reward: turns.Success | turns.Score = setting(
-        turns.Success(), "Reward of a turn of an episode of several turns."
-    )
-    turn_discount: float = setting(
-        1.0, "Discount factor of the next turn's return in the return of a turn."
-    )
-    feedback: turns.Feedback = setting(
-        turns.Feedback(),
-        "Replies of tasks that tell the policy only whether its answer is correct.",
-    )
+    stop_on_success: bool = True
+    """Ends an episode of several turns at a correct answer."""
+    turn_reward: turns.Success | turns.Score = turns.Success()
+    """Reward of a turn of an episode of several turns."""
+    turn_discount: float = 1.0
+    """Discount factor of the next turn's return in the return of a turn."""
+    feedback: turns.Feedback = turns.Feedback()
+    """Replies of tasks that tell the policy only whether its answer is correct."""
 
     # Limits of grader processes, and of programs.
-    sandbox: Local | Remote = setting(
-        Local(), "The sandbox that runs programs of responses, with the limits of one run."
-    )
-    grade_seconds: float = setting(
-        5.0,
-        "Maximum seconds of one grading. A longer grading is killed with its process and scores "
-        "0. User-defined reward functions have the limit task.reward.seconds instead.",
-        above=0,
-        at_most=LONGEST_LIMIT,
-    )
-    grade_workers: int = setting(
-        2, "Number of grader processes.", at_least=1, at_most=MOST_PROCESSES
-    )
-    max_failed_share: float = setting(
-        0.5,
-        "Maximum share of a step's gradings that may raise an error, time out or kill their "
-        "process. Above this share the run stops. Responses with a failed user-defined function "
-        "are not trained on; responses with a failure of jzero's grader score 0.",
-        at_most=1,
-    )
-    max_reply_bytes: int = setting(
-        262_144,
-        "Maximum bytes, in UTF-8, of an observation, of a reply, or of all tool results for a "
-        "response. An episode above this limit fails before tokenization.",
-        at_least=1,
-        at_most=8_388_608,
-    )
+    sandbox: Local | Remote = Local()
+    """The sandbox that runs programs of responses, with the limits of one run."""
+    grade_seconds: float = Field(default=5.0, gt=0, le=LONGEST_LIMIT)
+    """Maximum seconds of one grading. A longer grading is killed with its process and scores 0.
+    User-defined reward functions have the limit task.reward.seconds instead."""
+    grade_workers: int = Field(default=2, ge=1, le=MOST_PROCESSES)
+    """Number of grader processes."""
+    max_failed_share: float = Field(default=0.5, le=1)
+    """Maximum share of a step's gradings that may raise an error, time out or kill their process.
+    Above this share the run stops. Responses with a failed user-defined function are not trained
+    on; responses with a failure of jzero's grader score 0."""
+    max_reply_bytes: int = Field(default=262_144, ge=1, le=8_388_608)
+    """Maximum bytes, in UTF-8, of an observation, of a reply, or of all tool results for a
+    response. An episode above this limit fails before tokenization."""
 
     reward: RewardConfig = field(default_factory=RewardConfig)
     tools: ToolsConfig = field(default_factory=ToolsConfig)
 
 
-@dataclass
+@section
 class RolloutConfig:
     """Sampling: the number and length of responses, their distribution, and the decoder."""
 
     # Number and length of rollouts.
-    num_prompts: int = setting(128, "Number of prompts in a step (P).", at_least=1)
-    group_size: int = setting(8, "Number of rollouts of each prompt (G).", at_least=1)
-    max_prompt_tokens: int = setting(
-        256, "Maximum tokens of a prompt. Problems with longer prompts are dropped.", at_least=1
-    )
-    max_new_tokens: int = setting(1024, "Maximum tokens of a response.", at_least=1)
-    max_turns: int = setting(
-        1, "Maximum responses in an episode, for tasks that reply to a response.", at_least=1
-    )
-    max_reply_tokens: int = setting(
-        64, "Tokens reserved for each reply if max_episode_tokens is 0."
-    )
-    max_episode_tokens: int = setting(
-        0,
-        "Maximum tokens of an episode, including its prompt and replies. 0: room for max_turns "
-        "responses and the replies between them.",
-    )
+    num_prompts: int = Field(default=128, ge=1)
+    """Number of prompts in a step (P)."""
+    group_size: int = Field(default=8, ge=1)
+    """Number of rollouts of each prompt (G)."""
+    max_prompt_tokens: int = Field(default=256, ge=1)
+    """Maximum tokens of a prompt. Problems with longer prompts are dropped."""
+    max_new_tokens: int = Field(default=1024, ge=1)
+    """Maximum tokens of a response."""
+    max_turns: int = Field(default=1, ge=1)
+    """Maximum responses in an episode, for tasks that reply to a response."""
+    max_reply_tokens: int = 64
+    """Tokens reserved for each reply if max_episode_tokens is 0."""
+    max_episode_tokens: int = 0
+    """Maximum tokens of an episode, including its prompt and replies. 0: room for max_turns
+    responses and the replies between them."""
 
-    placement: Together | Apart | Jobs = setting(
-        Together(),
-        "Where rollouts are sampled, and how old they may be when they are trained on.",
-    )
+    placement: Together | Apart | Jobs = Together()
+    """Where rollouts are sampled, and how old they may be when they are trained on."""
 
-    hosts_per_decoder: int = setting(
-        1,
-        "Number of neighboring hosts that decode together, for models that one host cannot hold. "
-        "mesh.tensor is then the number of all their devices. 1: every host decodes by itself.",
-        at_least=1,
-    )
+    hosts_per_decoder: int = Field(default=1, ge=1)
+    """Number of neighboring hosts that decode together, for models that one host cannot hold.
+    mesh.tensor is then the number of all their devices. 1: every host decodes by itself."""
 
-    thoughts: str = setting(
-        "keep",
-        "Whether prompts of several messages show earlier responses as they were sampled (keep), "
-        "or as the chat template writes them, which often drops the thoughts of earlier turns "
-        "(drop). An episode of several turns only appends tokens and requires keep.",
-        choices=("keep", "drop"),
-    )
+    thoughts: Literal["keep", "drop"] = "keep"
+    """Whether prompts of several messages show earlier responses as they were sampled (keep), or as
+    the chat template writes them, which often drops the thoughts of earlier turns (drop). An
+    episode of several turns only appends tokens and requires keep."""
 
     # The sampling distribution, and the end of a response.
-    temperature: float = setting(1.0, "Sampling temperature.")
-    top_k: int = setting(0, "Samples only from the k most likely tokens. 0: from all tokens.")
-    top_p: float = setting(
-        1.0,
-        "Samples only from the most likely tokens with this total probability. 1: from all tokens.",
-    )
-    min_p: float = setting(
-        0.0, "Drops tokens below this share of the most likely token's probability. 0: drops none."
-    )
-    stop: tuple[str, ...] = setting(
-        (),
-        "Strings that end a response, in addition to the tokenizer's end-of-sequence tokens. "
-        "Empty: the stop strings of task.template, such as </answer> for r1 in mathematics.",
-        is_text=True,
-    )
-    keep_stop: bool = setting(True, "Keeps the stop string in the response.")
+    temperature: float = 1.0
+    """Sampling temperature."""
+    top_k: int = 0
+    """Samples only from the k most likely tokens. 0: from all tokens."""
+    top_p: float = 1.0
+    """Samples only from the most likely tokens with this total probability. 1: from all tokens."""
+    min_p: float = 0.0
+    """Drops tokens below this share of the most likely token's probability. 0: drops none."""
+    stop: tuple[Text, ...] = ()
+    """Strings that end a response, in addition to the tokenizer's end-of-sequence tokens. Empty:
+    the stop strings of task.template, such as </answer> for r1 in mathematics."""
+    keep_stop: bool = True
+    """Keeps the stop string in the response."""
 
     # The decoder and its KV cache.
-    num_slots: int = setting(
-        256,
-        "Number of sequences decoded at the same time (S). A training run has no more than its "
-        "steps and evaluations have sequences. 0: as many of those as fit into memory.",
-    )
-    page_size: int = setting(64, "Tokens per page of the KV cache.", at_least=1)
-    num_pages: int = setting(
-        0,
-        "Number of pages in the KV cache. 0: enough for every slot at full length, or as many "
-        "as fit into free memory.",
-    )
-    prefix_cache: str = setting(
-        "auto",
-        "Starts sequences from the KV of earlier ones with the same beginning and weights, "
-        "if the rest is at most half of their tokens. The cache has only pages that no sequence "
-        "needs. auto: not for rollouts to train on, whose last bits would depend on others. In "
-        "runs of models with sliding windows auto is off, and layers with a window keep only its "
-        "tokens; with on they keep all. Always off with model.exact, in models with "
-        "delta nets, and for rollouts with routing_replay.",
-        choices=("auto", "on", "off"),
-    )
-    decode_steps: int = setting(
-        32, "Tokens decoded for each slot in one call of the device.", at_least=1
-    )
-    weights: str = setting(
-        "native",
-        "Precision of the decoder's copy of the trained weights. native: model.dtype. int8 and "
-        "fp8 (float8_e4m3fn): the linear layers in 8 bits with one scale for each output channel, "
-        "quantized again whenever the decoder gets new weights.",
-        choices=("native", *EIGHT_BITS),
-    )
-    kv_dtype: str = setting(
-        "bfloat16",
-        "Type of the KV cache. int8 and fp8 (float8_e4m3fn): one scale for each head of each "
-        "token; only on CPUs, and with model.attention=xla or tpu_fused.",
-        choices=(*DTYPES, *EIGHT_BITS),
-    )
-    draft: drafts.Draft | None = setting(
-        None,
-        "Speculative decoding: several tokens of a sequence in one pass. The tokens are the same "
-        "as without.",
-    )
-    routing_replay: bool = setting(
-        False,
-        "Router replay for MoE models: the update routes every token to the experts that the "
-        "sampler chose. False: the router chooses again.",
-    )
+    num_slots: int = 256
+    """Number of sequences decoded at the same time (S). A training run has no more than its steps
+    and evaluations have sequences. 0: as many of those as fit into memory."""
+    page_size: int = Field(default=64, ge=1)
+    """Tokens per page of the KV cache."""
+    num_pages: int = 0
+    """Number of pages in the KV cache. 0: enough for every slot at full length, or as many as fit
+    into free memory."""
+    prefix_cache: Literal["auto", "on", "off"] = "auto"
+    """Starts sequences from the KV of earlier ones with the same beginning and weights, if the rest
+    is at most half of their tokens. The cache has only pages that no sequence needs. auto: not for
+    rollouts to train on, whose last bits would depend on others. In runs of models with sliding
+    windows auto is off, and layers with a window keep only its tokens; with on they keep all.
+    Always off with model.exact, in models with delta nets, and for rollouts with routing_replay."""
+    decode_steps: int = Field(default=32, ge=1)
+    """Tokens decoded for each slot in one call of the device."""
+    weights: Literal["native", "int8", "fp8"] = "native"
+    """Precision of the decoder's copy of the trained weights. native: model.dtype. int8 and fp8
+    (float8_e4m3fn): the linear layers in 8 bits with one scale for each output channel, quantized
+    again whenever the decoder gets new weights."""
+    kv_dtype: Literal["bfloat16", "float32", "int8", "fp8"] = "bfloat16"
+    """Type of the KV cache. int8 and fp8 (float8_e4m3fn): one scale for each head of each token;
+    only on CPUs, and with model.attention=xla or tpu_fused."""
+    draft: drafts.Draft | None = None
+    """Speculative decoding: several tokens of a sequence in one pass. The tokens are the same as
+    without."""
+    routing_replay: bool = False
+    """Router replay for MoE models: the update routes every token to the experts that the sampler
+    chose. False: the router chooses again."""
 
     @property
     def max_staleness(self) -> int:
@@ -640,48 +463,43 @@ class RolloutConfig:
         return self.longest_episode - self.max_prompt_tokens
 
 
-@dataclass
+@section
 class OptimizerConfig:
     """AdamW and its learning rate schedule."""
 
     # The learning rate.
-    lr: float = setting(1e-6, "Peak learning rate.")
-    schedule: schedules.Schedule = setting(schedules.Constant(), "Learning rate after the warm-up.")
-    warmup: schedules.Warmup | None = setting(
-        None, "Warm-up: optimizer steps in which the learning rate rises from 0 to lr."
-    )
+    lr: float = 1e-6
+    """Peak learning rate."""
+    schedule: schedules.Schedule = schedules.Constant()
+    """Learning rate after the warm-up."""
+    warmup: schedules.Warmup | None = None
+    """Warm-up: optimizer steps in which the learning rate rises from 0 to lr."""
 
     # AdamW.
-    b1: float = setting(0.9, "Decay of Adam's first moment.", below=1)
-    b2: float = setting(0.95, "Decay of Adam's second moment.", below=1)
-    eps: float = setting(1e-8, "Epsilon of Adam.")
-    weight_decay: float = setting(0.0, "Weight decay, applied only to matrices. 0: none.")
-    clip_norm: float = setting(
-        1.0, "Maximum global gradient norm; larger gradients are scaled down to it. 0: no clipping."
-    )
-    mu_dtype: str = setting(
-        "float32",
-        "Type of Adam's first moment. bfloat16 saves 2 of 12 bytes per parameter, and requires a "
-        f"b1 of at most {LARGEST_B1_IN_16_BITS}.",
-        choices=DTYPES,
-    )
-    nu_dtype: str = setting(
-        "float32",
-        "Type of Adam's second moment. bfloat16 saves 2 of 12 bytes per parameter, and requires a "
-        f"b2 of at most {LARGEST_B2_IN_16_BITS}.",
-        choices=DTYPES,
-    )
-    offload: bool = setting(
-        False,
-        "Keeps Adam's moments in host memory while responses are sampled and scored. They are "
-        "on the devices only during updates, and every step moves them there and back.",
-    )
-    skip_norm: float = setting(
-        0.0, "Skips optimizer steps with a larger gradient norm. 0: no step is skipped."
-    )
+    b1: float = Field(default=0.9, lt=1)
+    """Decay of Adam's first moment."""
+    b2: float = Field(default=0.95, lt=1)
+    """Decay of Adam's second moment."""
+    eps: float = 1e-8
+    """Epsilon of Adam."""
+    weight_decay: float = 0.0
+    """Weight decay, applied only to matrices. 0: none."""
+    clip_norm: float = 1.0
+    """Maximum global gradient norm; larger gradients are scaled down to it. 0: no clipping."""
+    mu_dtype: Dtype = "float32"
+    """Type of Adam's first moment. bfloat16 saves 2 of 12 bytes per parameter, and requires a b1 of
+    at most 0.95."""
+    nu_dtype: Dtype = "float32"
+    """Type of Adam's second moment. bfloat16 saves 2 of 12 bytes per parameter, and requires a b2
+    of at most 0.98."""
+    offload: bool = False
+    """Keeps Adam's moments in host memory while responses are sampled and scored. They are on the
+    devices only during updates, and every step moves them there and back."""
+    skip_norm: float = 0.0
+    """Skips optimizer steps with a larger gradient norm. 0: no step is skipped."""
 
 
-@dataclass(frozen=True)
+@part
 class Critic:
     """The critic of algorithms that need one, such as ppo.
 
@@ -689,84 +507,74 @@ class Critic:
     `lr`.
     """
 
-    path: str = setting(
-        "", "Directory or hub id of the initial weights. Empty: the initial weights of the policy."
-    )
-    warmup_steps: int = setting(0, "RL steps at the start that train only the critic. 0: none.")
-    lr: float = setting(1e-5, "Peak learning rate of the critic.")
+    path: str = ""
+    """Directory or hub id of the initial weights. Empty: the initial weights of the policy."""
+    warmup_steps: int = 0
+    """RL steps at the start that train only the critic. 0: none."""
+    lr: float = 1e-5
+    """Peak learning rate of the critic."""
 
 
-@dataclass(frozen=True)
+@part
 class WarmStart:
     """Supervised steps before RL, for models that start from random weights."""
 
-    steps: int = setting(1000, "Number of supervised steps.", at_least=1)
-    batch_size: int = setting(128, "Examples per step.", at_least=1)
-    lr: float = setting(1e-3, "Peak learning rate.")
-    warmup_steps: int = setting(20, "Steps in which the learning rate rises. 0: no warm-up.")
-    tries: float = setting(
-        2.0,
-        "Average number of random attempts, right or wrong, in an example. After each attempt "
-        "the example gives up with probability 1 / tries.",
-        at_least=1,
-    )
+    steps: int = Field(default=1000, ge=1)
+    """Number of supervised steps."""
+    batch_size: int = Field(default=128, ge=1)
+    """Examples per step."""
+    lr: float = 1e-3
+    """Peak learning rate."""
+    warmup_steps: int = 20
+    """Steps in which the learning rate rises. 0: no warm-up."""
+    tries: float = Field(default=2.0, ge=1)
+    """Average number of random attempts, right or wrong, in an example. After each attempt the
+    example gives up with probability 1 / tries."""
 
 
-@dataclass(frozen=True)
+@part
 class Sft:
     """The run does supervised fine-tuning instead of RL (configs/sft.py)."""
 
-    data: str = setting(
-        "",
-        "Data sets, in the notation of task.data, with a column messages, columns prompt and "
-        "completion, a column conversations or text, or columns problem and solution, or question "
-        "and answer; or the name of a task, for its "
-        "warm-start examples: warm_start.steps * warm_start.batch_size of them.",
-    )
-    eval_data: str = setting(
-        "",
-        "Held-out data sets, in the notation of task.data. rows(split='validation') is that split "
-        "of sft.data. Empty: the split test of sft.data, if there is one.",
-    )
-    chat_template: str = setting(
-        "", "File with a Jinja chat template. Empty: the tokenizer's template."
-    )
-    system_prompt: str = setting(
-        "",
-        "System prompt for conversations without one. Empty: none is added.",
-        is_text=True,
-    )
-    loss: str = setting(
-        "assistant",
-        "Tokens to train on: those of the assistant or the completion (assistant), or all "
-        "tokens (all).",
-        choices=("assistant", "all"),
-    )
-    epochs: float = setting(1.0, "Number of passes over the data. 0.1: a tenth of it.")
-    batch_size: int = setting(128, "Examples per step.", at_least=1)
-    pack_length: int = setting(4096, "Tokens per packed row.", at_least=1)
-    long_examples: str = setting(
-        "drop",
-        "Treatment of examples with more than pack_length tokens: they are left out (drop), or "
-        "their end is cut off (cut, as in TRL).",
-        choices=("drop", "cut"),
-    )
+    data: str = ""
+    """Data sets, in the notation of task.data, with a column messages, columns prompt and
+    completion, a column conversations or text, or columns problem and solution, or question and
+    answer; or the name of a task, for its warm-start examples: warm_start.steps *
+    warm_start.batch_size of them."""
+    eval_data: str = ""
+    """Held-out data sets, in the notation of task.data. rows(split='validation') is that split of
+    sft.data. Empty: the split test of sft.data, if there is one."""
+    chat_template: str = ""
+    """File with a Jinja chat template. Empty: the tokenizer's template."""
+    system_prompt: Text = ""
+    """System prompt for conversations without one. Empty: none is added."""
+    loss: Literal["assistant", "all"] = "assistant"
+    """Tokens to train on: those of the assistant or the completion (assistant), or all tokens
+    (all)."""
+    epochs: float = 1.0
+    """Number of passes over the data. 0.1: a tenth of it."""
+    batch_size: int = Field(default=128, ge=1)
+    """Examples per step."""
+    pack_length: int = Field(default=4096, ge=1)
+    """Tokens per packed row."""
+    long_examples: Literal["drop", "cut"] = "drop"
+    """Treatment of examples with more than pack_length tokens: they are left out (drop), or their
+    end is cut off (cut, as in TRL)."""
 
 
-@dataclass(frozen=True)
+@part
 class Checkpoint:
     """An earlier checkpoint of the run. The steps after it are abandoned."""
 
     # A flag that sets only discard_later must not go back to the first step.
-    step: int = setting(-1, "Step of the checkpoint, which has to be given.", at_least=0)
-    discard_later: bool = setting(
-        False,
-        "Deletes the checkpoints, exports and metrics of later steps from the workdir. False: a "
-        "run with later steps is refused.",
-    )
+    step: int = Field(default=-1, ge=-1)
+    """Step of the checkpoint, which has to be given."""
+    discard_later: bool = False
+    """Deletes the checkpoints, exports and metrics of later steps from the workdir. False: a run
+    with later steps is refused."""
 
 
-@dataclass
+@section
 class TrainConfig:
     """The training loop: steps, minibatches, packing, checkpoints, and logs.
 
@@ -774,147 +582,95 @@ class TrainConfig:
     lengths in `pack`, in tokens, and contains one or more responses to the prompt.
     """
 
-    steps: int = setting(
-        200,
-        "Number of RL steps. Each samples rollouts, then makes minibatches * epochs optimizer "
-        "steps. With prompt_epochs this is the maximum number, and 0 is no limit.",
-    )
-    prompt_epochs: float = setting(
-        0.0,
-        "Number of passes over the training problems. The number of RL steps is then problems * "
-        "prompt_epochs / rollout.num_prompts, rounded up so that the last step has the last "
-        "problems. 0: train.steps decides.",
-    )
-    minibatches: int = setting(
-        1,
-        "Optimizer steps per epoch. With more than 1 the old log-probs are computed once, "
-        "before the first.",
-        at_least=1,
-    )
-    epochs: int = setting(
-        1, "Number of passes over the rollouts of a step.", at_least=1, at_most=1000
-    )
-    microbatch_tokens: int = setting(
-        0,
-        "Tokens per microbatch, over all devices. A microbatch never has more rows than a step. "
-        "0: as many as fit into memory.",
-    )
-    pack: str = setting(
-        "auto",
-        "Lengths of packs in tokens. auto: the longest possible continuation of a prompt, and "
-        "half of it; longest: only the former, which compiles one program less. Or numbers in "
-        "descending order, such as 1024,320, of which the first has room for any response: "
-        "python -m jzero.plan --packs WORKDIR chooses them from the responses of a run.",
-    )
-    packs_per_row: int = setting(
-        8,
-        "Packs in a row that share its prompt (prefix sharing). 0: every sequence has its own "
-        "copy of the prompt.",
-    )
-    sequence_per_turn: bool = setting(
-        False,
-        "Trains on one sequence for each turn (history and response) instead of one for each "
-        "episode, as AReaL's agent does.",
-    )
+    steps: int = 200
+    """Number of RL steps. Each samples rollouts, then makes minibatches * epochs optimizer steps.
+    With prompt_epochs this is the maximum number, and 0 is no limit."""
+    prompt_epochs: float = 0.0
+    """Number of passes over the training problems. The number of RL steps is then problems *
+    prompt_epochs / rollout.num_prompts, rounded up so that the last step has the last problems. 0:
+    train.steps decides."""
+    minibatches: int = Field(default=1, ge=1)
+    """Optimizer steps per epoch. With more than 1 the old log-probs are computed once, before the
+    first."""
+    epochs: int = Field(default=1, ge=1, le=1000)
+    """Number of passes over the rollouts of a step."""
+    microbatch_tokens: int = 0
+    """Tokens per microbatch, over all devices. A microbatch never has more rows than a step. 0: as
+    many as fit into memory."""
+    pack: str = "auto"
+    """Lengths of packs in tokens. auto: the longest possible continuation of a prompt, and half of
+    it; longest: only the former, which compiles one program less. Or numbers in descending order,
+    such as 1024,320, of which the first has room for any response: python -m jzero.plan --packs
+    WORKDIR chooses them from the responses of a run."""
+    packs_per_row: int = 8
+    """Packs in a row that share its prompt (prefix sharing). 0: every sequence has its own copy of
+    the prompt."""
+    sequence_per_turn: bool = False
+    """Trains on one sequence for each turn (history and response) instead of one for each episode,
+    as AReaL's agent does."""
 
     # The end of a process, checkpoints and exports.
-    minutes: float = setting(
-        0.0,
-        "Time limit of this process in minutes, such as the limit of a notebook. The run ends "
-        "before the limit, with a checkpoint from which the same command continues. 0: no "
-        "limit.",
-    )
-    preemption_notice: str = setting(
-        "auto",
-        "Where preemption notices of spot machines come from. At a notice the run saves a "
-        "checkpoint and ends, as at SIGTERM. gce: the metadata server of Google Compute Engine. "
-        "auto: the same, only on machines of Compute Engine. none: no source.",
-        choices=("auto", "gce", "none"),
-    )
-    seed: int = setting(
-        0, "Random seed of the whole run.", at_most=2**32 - 1
-    )  # JAX's keys take 32 bits
-    checkpoint_every: int = setting(
-        20,
-        "RL steps between checkpoints. 0: only those before the first and after the last step. "
-        "-1: none, unless the run is stopped before its end; a killed run starts over.",
-        at_least=-1,
-    )
-    checkpoint_epochs: float = setting(
-        0.0,
-        "Passes over the training data between checkpoints, in addition to checkpoint_every: 1 "
-        "saves after the last step of each pass. 0: only checkpoint_every.",
-    )
-    export_every: int = setting(
-        0,
-        "RL steps between exports to export-<step>, in addition to the export at the end. 0: "
-        "only the export at the end.",
-    )
-    keep_checkpoints: int = setting(2, "Number of newest checkpoints to keep. 0: all.")
-    save: str = setting(
-        "full",
-        "Content of checkpoints. full: the trained parameters and Adam's moments, from which a run "
-        "resumes to the same numbers. no_optimizer: only the parameters, a third of the bytes; a "
-        "resumed run starts Adam's moments at 0. adapter: the same, for a run with an adapter.",
-        choices=("full", "no_optimizer", "adapter"),
-    )
-    export_merged: bool = setting(
-        False,
-        "Exports of a run with an adapter are complete models, with the adapter merged into the "
-        "base. False: exports are the adapter in PEFT's format. hub.push always exports models.",
-    )
-    price: float = setting(
-        0.0,
-        "Price of the machine in dollars an hour, for the announced cost of the run; --price is "
-        "short for it. 0: the cost is not announced.",
-    )
+    minutes: float = 0.0
+    """Time limit of this process in minutes, such as the limit of a notebook. The run ends before
+    the limit, with a checkpoint from which the same command continues. 0: no limit."""
+    preemption_notice: Literal["auto", "gce", "none"] = "auto"
+    """Where preemption notices of spot machines come from. At a notice the run saves a checkpoint
+    and ends, as at SIGTERM. gce: the metadata server of Google Compute Engine. auto: the same, only
+    on machines of Compute Engine. none: no source."""
+    seed: int = Field(default=0, le=2**32 - 1)
+    """Random seed of the whole run."""  # JAX's keys take 32 bits
+    checkpoint_every: int = Field(default=20, ge=-1)
+    """RL steps between checkpoints. 0: only those before the first and after the last step. -1:
+    none, unless the run is stopped before its end; a killed run starts over."""
+    checkpoint_epochs: float = 0.0
+    """Passes over the training data between checkpoints, in addition to checkpoint_every: 1 saves
+    after the last step of each pass. 0: only checkpoint_every."""
+    export_every: int = 0
+    """RL steps between exports to export-<step>, in addition to the export at the end. 0: only the
+    export at the end."""
+    keep_checkpoints: int = 2
+    """Number of newest checkpoints to keep. 0: all."""
+    save: Literal["full", "no_optimizer", "adapter"] = "full"
+    """Content of checkpoints. full: the trained parameters and Adam's moments, from which a run
+    resumes to the same numbers. no_optimizer: only the parameters, a third of the bytes; a resumed
+    run starts Adam's moments at 0. adapter: the same, for a run with an adapter."""
+    export_merged: bool = False
+    """Exports of a run with an adapter are complete models, with the adapter merged into the base.
+    False: exports are the adapter in PEFT's format. hub.push always exports models."""
+    price: float = 0.0
+    """Price of the machine in dollars an hour, for the announced cost of the run; --price is short
+    for it. 0: the cost is not announced."""
 
     # Logs.
-    logged_rollouts: int = setting(
-        8, "Number of rollouts per step that are written to samples.jsonl. 0: none."
-    )
-    all_trajectories: bool = setting(
-        False,
-        "Writes all episodes of several turns to trajectories/, not only logged_rollouts per step.",
-    )
+    logged_rollouts: int = 8
+    """Number of rollouts per step that are written to samples.jsonl. 0: none."""
+    all_trajectories: bool = False
+    """Writes all episodes of several turns to trajectories/, not only logged_rollouts per step."""
 
-    trajectories: str = setting(
-        "", "Directory for episodes of several turns. Empty: trajectories in the workdir."
-    )
-    trajectory_lines: str = setting(
-        "episode",
-        "Content of a line of a trajectory's .jsonl file: an episode with its turns, or a turn, as "
-        "in the files of AReaL's answer_save_path.",
-        choices=("episode", "turn"),
-    )
+    trajectories: str = ""
+    """Directory for episodes of several turns. Empty: trajectories in the workdir."""
+    trajectory_lines: Literal["episode", "turn"] = "episode"
+    """Content of a line of a trajectory's .jsonl file: an episode with its turns, or a turn, as in
+    the files of AReaL's answer_save_path."""
 
-    callbacks: tuple[str, ...] = setting(
-        (),
-        "User-defined functions, FILE.py:function or module:function, that are called after each "
-        "step, evaluation and checkpoint and at the end of a process, with the parameters event, "
-        "step, metrics and workdir (docs/extend.md).",
-    )
-    stop_on: str = setting(
-        "",
-        "Remarks about a run that does not learn which end it, separated by commas, such as "
-        "one_score,nothing_trained. docs/troubleshooting.md has their names. Empty: none.",
-    )
+    callbacks: tuple[str, ...] = ()
+    """User-defined functions, FILE.py:function or module:function, that are called after each step,
+    evaluation and checkpoint and at the end of a process, with the parameters event, step, metrics
+    and workdir (docs/extend.md)."""
+    stop_on: str = ""
+    """Remarks about a run that does not learn which end it, separated by commas, such as
+    one_score,nothing_trained. docs/troubleshooting.md has their names. Empty: none."""
 
     # Resuming from an earlier checkpoint.
-    resume_from: Checkpoint | None = setting(
-        None,
-        "Checkpoint to continue from, if the workdir has a run. A flag may have its step only, as "
-        "in train.resume_from=40. none: the newest checkpoint.",
-    )
+    resume_from: Checkpoint | None = None
+    """Checkpoint to continue from, if the workdir has a run, as in train.resume_from.step=40. none:
+    the newest checkpoint."""
 
-    trackers: tuple[str, ...] = setting(
-        (),
-        "Experiment trackers that also get metrics, sampled completions, config and summary, each "
-        "in a process that cannot stop the run: wandb(project=NAME), trackio(project=NAME, "
-        "space=USER/NAME), tensorboard, mlflow(project=NAME, uri=URI), or a class of yours, "
-        "FILE.py:Class or module:Class. completions=False keeps the completions here. Empty: only "
-        "the files of the workdir.",
-    )
+    trackers: tuple[str, ...] = ()
+    """Experiment trackers that also get metrics, sampled completions, config and summary, each in a
+    process that cannot stop the run: wandb(project=NAME), trackio(project=NAME, space=USER/NAME),
+    tensorboard, mlflow(project=NAME, uri=URI), or a class of yours, FILE.py:Class or module:Class.
+    completions=False keeps the completions here. Empty: only the files of the workdir."""
 
     @property
     def pack_lengths(self) -> tuple[int, ...]:
@@ -937,132 +693,105 @@ class TrainConfig:
 MOST_WAITING_PUSHES = 2
 
 
-@dataclass(frozen=True)
+@part
 class Push:
     """The settings of every push to the hub.
 
     Pushes run in the background: a hub that fails, hangs or refuses never stops the run.
     """
 
-    repo: str = setting(
-        "", "USER/NAME of the model on the hub. It is created if it does not exist."
-    )
-    private: bool = setting(
-        True,
-        "Creates a private model, and refuses to push to a public one. False: creates a public "
-        "model.",
-    )
-    revision: str = setting(
-        "main",
-        "Branch of the final model. The checkpoint of step N is pushed to the branch "
-        "REVISION-step-N.",
-    )
-    overwrite: bool = setting(
-        False,
-        "Replaces existing branches that this run did not create. main is always replaced.",
-    )
-    on_push: str = setting(
-        "",
-        'Command to run after each push, without a shell, such as "sbatch eval.slurm {repo} '
-        '{revision} {step}". Its output is in hub/on_push-<step>.log. Empty: no command.',
-    )
-    minutes: float = setting(
-        30.0,
-        "Time limit in minutes of one attempt of a push, and of the wait of a finished run for "
-        "its pushes and their commands. Running the same command again makes up for missing "
-        "pushes.",
-        above=0,
-        at_most=10_080,
-    )
-    retries: int = setting(
-        3,
-        "Maximum retries of a failed push, after 5, 10, 20, ... seconds. 0: no retries.",
-        at_most=100,
-    )
+    repo: str = ""
+    """USER/NAME of the model on the hub. It is created if it does not exist."""
+    private: bool = True
+    """Creates a private model, and refuses to push to a public one. False: creates a public model.
+    """
+    revision: str = "main"
+    """Branch of the final model. The checkpoint of step N is pushed to the branch REVISION-step-N.
+    """
+    overwrite: bool = False
+    """Replaces existing branches that this run did not create. main is always replaced."""
+    on_push: str = ""
+    """Command to run after each push, without a shell, such as "sbatch eval.slurm {repo} {revision}
+    {step}". Its output is in hub/on_push-<step>.log. Empty: no command."""
+    minutes: float = Field(default=30.0, gt=0, le=10_080)
+    """Time limit in minutes of one attempt of a push, and of the wait of a finished run for its
+    pushes and their commands. Running the same command again makes up for missing pushes."""
+    retries: int = Field(default=3, le=100)
+    """Maximum retries of a failed push, after 5, 10, 20, ... seconds. 0: no retries."""
 
 
-@dataclass(frozen=True)
+@part
 class End(Push):
     """The final model is pushed."""
 
 
-@dataclass(frozen=True)
+@part
 class EveryCheckpoint(Push):
     """The model of every step of train.checkpoint_every is pushed, and the final model."""
 
 
-@dataclass(frozen=True)
+@part
 class Card:
     """The entries of model cards that a run cannot know."""
 
-    tags: tuple[str, ...] = setting((), "Tags of the model card, besides the tags of the recipe.")
-    language: tuple[str, ...] = setting((), "Languages of the model card, such as en.")
-    license: str = setting(
-        "unknown", "License of the model card as the hub names it, such as apache-2.0."
-    )
+    tags: tuple[str, ...] = ()
+    """Tags of the model card, besides the tags of the recipe."""
+    language: tuple[str, ...] = ()
+    """Languages of the model card, such as en."""
+    license: str = "unknown"
+    """License of the model card as the hub names it, such as apache-2.0."""
 
 
-@dataclass
+@section
 class HubConfig:
     """Pushes to the Hugging Face hub, and the model card of exports."""
 
-    push: End | EveryCheckpoint | None = setting(
-        None,
-        "Models to push to the hub during the run and after the last step, as in "
-        "end(repo='USER/NAME').",
-    )
-    card: Card = setting(Card(), "Entries of the model card of every export.")
+    push: End | EveryCheckpoint | None = None
+    """Models to push to the hub during the run and after the last step, as in
+    end(repo='USER/NAME')."""
+    card: Card = Card()
+    """Entries of the model card of every export."""
 
 
-@dataclass
+@section
 class EvalConfig:
     """Evaluation on held-out problems, during a run and by `jzero.evaluate`."""
 
-    problems: int = setting(512, "Number of held-out problems of the task. 0: none.")
-    samples: int = setting(4, "Samples of each problem (avg@k). 0: only greedy decoding.")
-    temperature: float = setting(
-        0.0, "Sampling temperature of eval.samples. 0: rollout.temperature."
-    )
-    top_p: float = setting(0.0, "The top_p of eval.samples. 0: rollout.top_p.", at_most=1)
-    max_new_tokens: int = setting(
-        0, "Maximum tokens of a response in an evaluation. 0: rollout.max_new_tokens."
-    )
-    every: int = setting(
-        0,
-        "RL steps between evaluations, in addition to those before and after the run. 0: no "
-        "evaluations in between.",
-    )
-    greedy: bool = setting(True, "Also measures the accuracy of greedy decoding.")
+    problems: int = 512
+    """Number of held-out problems of the task. 0: none."""
+    samples: int = 4
+    """Samples of each problem (avg@k). 0: only greedy decoding."""
+    temperature: float = 0.0
+    """Sampling temperature of eval.samples. 0: rollout.temperature."""
+    top_p: float = Field(default=0.0, le=1)
+    """The top_p of eval.samples. 0: rollout.top_p."""
+    max_new_tokens: int = 0
+    """Maximum tokens of a response in an evaluation. 0: rollout.max_new_tokens."""
+    every: int = 0
+    """RL steps between evaluations, in addition to those before and after the run. 0: no
+    evaluations in between."""
+    greedy: bool = True
+    """Also measures the accuracy of greedy decoding."""
 
     # Test sets and graders.
-    suites: tuple[str, ...] = setting(
-        (),
-        "Additional test sets: keys of jzero.tasks.suites.SUITES, or NAME=FILE or NAME=rows(...), "
-        "a data set in the notation of task.data.",
-    )
-    limit: int = setting(0, "Maximum problems of a suite. 0: all.")
-    verifier: str = setting(
-        "",
-        "Grader of evaluations: a value of task.verifier. Empty: task.verifier. Sets with "
-        "problems that the verifier does not grade are graded by jzero (fast).",
-        choices=("", *VERIFIERS),
-    )
-    verifiers: tuple[str, ...] = setting(
-        (),
-        "Additional verifiers, values of task.verifier. Their accuracies are reported as "
-        "accuracy_by/<verifier>.",
-    )
-    rewards: bool = setting(
-        True,
-        "Calls task.reward.functions on the responses of evaluations, and reports their means "
-        "and the mean score. False: evaluations call only the task's grader. A function that "
-        "requires a column is not called on a set without the column.",
-    )
-    save_responses: bool = setting(
-        True,
-        "Writes every response of evaluations during training to "
-        "evaluations/<step>/<suite>-<kind>.jsonl in the workdir.",
-    )
+    suites: tuple[str, ...] = ()
+    """Additional test sets: keys of jzero.tasks.suites.SUITES, or NAME=FILE or NAME=rows(...), a
+    data set in the notation of task.data."""
+    limit: int = 0
+    """Maximum problems of a suite. 0: all."""
+    verifier: Literal["", Verifier] = ""
+    """Grader of evaluations: a value of task.verifier. Empty: task.verifier. Sets with problems
+    that the verifier does not grade are graded by jzero (fast)."""
+    verifiers: tuple[str, ...] = ()
+    """Additional verifiers, values of task.verifier. Their accuracies are reported as
+    accuracy_by/<verifier>."""
+    rewards: bool = True
+    """Calls task.reward.functions on the responses of evaluations, and reports their means and the
+    mean score. False: evaluations call only the task's grader. A function that requires a column is
+    not called on a set without the column."""
+    save_responses: bool = True
+    """Writes every response of evaluations during training to
+    evaluations/<step>/<suite>-<kind>.jsonl in the workdir."""
 
     def longest_episode(self, rollout: RolloutConfig) -> int:
         """Returns the tokens of the longest episode of an evaluation, its prompt included."""
@@ -1070,78 +799,58 @@ class EvalConfig:
         return dataclasses.replace(rollout, max_new_tokens=max_new_tokens).longest_episode
 
 
-@dataclass
+@section
 class MeshConfig:
     """The training mesh. One axis may be -1, which stands for all remaining devices."""
 
-    data: int = setting(
-        1, "Number of devices with copies of the parameters (data parallelism).", at_least=None
-    )
-    fsdp: int = setting(
-        -1, "Number of devices that the parameters are sharded over (FSDP).", at_least=None
-    )
-    tensor: int = setting(
-        1,
-        "Number of devices that heads and MLPs are sharded over (tensor parallelism).",
-        at_least=None,
-    )
-    context: int = setting(
-        1,
-        "Number of devices that share the tokens of a row in the update (context parallelism), "
-        "for long responses. It divides the query heads of a device.",
-        at_least=None,
-    )
-    slices: int = setting(
-        1,
-        "Number of slices that train together, each with a copy of the parameters (data "
-        "parallelism over the data-center network). The other sizes are those of one slice.",
-        at_least=1,
-    )
+    data: int = Field(default=1, ge=-LARGEST_INT)
+    """Number of devices with copies of the parameters (data parallelism)."""
+    fsdp: int = Field(default=-1, ge=-LARGEST_INT)
+    """Number of devices that the parameters are sharded over (FSDP)."""
+    tensor: int = Field(default=1, ge=-LARGEST_INT)
+    """Number of devices that heads and MLPs are sharded over (tensor parallelism)."""
+    context: int = Field(default=1, ge=-LARGEST_INT)
+    """Number of devices that share the tokens of a row in the update (context parallelism), for
+    long responses. It divides the query heads of a device."""
+    slices: int = Field(default=1, ge=1)
+    """Number of slices that train together, each with a copy of the parameters (data parallelism
+    over the data-center network). The other sizes are those of one slice."""
 
 
-@dataclass
+@section
 class MemoryConfig:
     """The memory check before a run, and the memory of a device."""
 
-    check: bool = setting(
-        True,
-        "Refuses a run that needs more memory than its devices or its host have, by the "
-        "planner's estimate, before anything is downloaded.",
-    )
-    device_gib: float = setting(
-        0.0,
-        "Memory of a device in GiB. 0: the memory that the device reports; CPU devices share "
-        "the memory of the machine.",
-    )
-    disk_gb: float = setting(
-        0.0,
-        "Disk for the workdir in GB, such as a notebook's quota. 0: the free space of its file "
-        "system.",
-    )
+    check: bool = True
+    """Refuses a run that needs more memory than its devices or its host have, by the planner's
+    estimate, before anything is downloaded."""
+    device_gib: float = 0.0
+    """Memory of a device in GiB. 0: the memory that the device reports; CPU devices share the
+    memory of the machine."""
+    disk_gb: float = 0.0
+    """Disk for the workdir in GB, such as a notebook's quota. 0: the free space of its file system.
+    """
 
 
-@dataclass
+@section
 class Config:
     """All settings of a run."""
 
-    name: str = setting(
-        "", "Name of the preset, which appears in the log and in the name of the workdir."
-    )
+    name: str = ""
+    """Name of the preset, which appears in the log and in the name of the workdir."""
     model: ModelConfig = field(default_factory=ModelConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     algorithm: algorithms.Algorithm = field(default_factory=algorithms.grpo)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    critic: Critic = setting(Critic(), "Critic, for an algorithm that needs one, such as ppo.")
-    teacher: teachers.Model | teachers.Policy | teachers.Reference | teachers.Server | None = (
-        setting(None, "Teacher of on-policy distillation, for an algorithm with distillation.coef.")
-    )
-    warm_start: WarmStart | None = setting(
-        None, "Supervised steps before RL, on examples of the task, as in warm_start(steps=1000)."
-    )
-    sft: Sft | None = setting(
-        None, "Supervised fine-tuning, as in sft(data='rows.jsonl'). none: the run does RL."
-    )
+    critic: Critic = Critic()
+    """Critic, for an algorithm that needs one, such as ppo."""
+    teacher: teachers.Model | teachers.Policy | teachers.Reference | teachers.Server | None = None
+    """Teacher of on-policy distillation, for an algorithm with distillation.coef."""
+    warm_start: WarmStart | None = None
+    """Supervised steps before RL, on examples of the task, as in warm_start(steps=1000)."""
+    sft: Sft | None = None
+    """Supervised fine-tuning, as in sft(data='rows.jsonl'). none: the run does RL."""
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     hub: HubConfig = field(default_factory=HubConfig)
@@ -1160,8 +869,7 @@ class Config:
         return dataclasses.replace(self.optimizer, lr=self.critic.lr)
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """One setting of a config with its dotted name, such as "rollout.group_size".
 
     An argument of a part has a `Setting` of its own, after the setting of the part: its name is
@@ -1170,20 +878,18 @@ class Setting:
 
     name: str
     value: object
-    rules: Rules
-    type: FieldType
+    field: FieldInfo
     part: str = ""  # name of the setting whose value has this argument; "" for other settings
-    default: object = None
 
     @property
-    def kind(self) -> builtins.type:
-        """Returns bool, int, float, str or tuple; object for a part."""
-        return self.type.kind
+    def default(self) -> object:
+        """The default of the schema."""
+        return self.field.default
 
     @property
-    def item_kind(self) -> builtins.type | None:
-        """Returns the type of a tuple's items: str, int or float."""
-        return self.type.item_kind
+    def parts(self) -> list[type | None]:
+        """The classes of the parts that the setting may have; [] for any other setting."""
+        return parts_of(self.field)
 
 
 def list_settings(config: Config) -> list[Setting]:
@@ -1196,173 +902,51 @@ def walk(section: object, prefix: str, part: str = "") -> Iterator[Setting]:
 
     part: dotted name of the setting, if `section` is a part.
     """
-    assert dataclasses.is_dataclass(section), f"{section=}"
-    kinds = field_types(type(section))
-    for item in dataclasses.fields(section):
-        name = prefix + item.name
-        value = getattr(section, item.name)
-        if dataclasses.is_dataclass(value) and not is_part(value):
+    for field_name, item in fields_of(type(section)).items():
+        name, value = prefix + field_name, getattr(section, field_name)
+        if section_of(item) is not None:
             yield from walk(value, f"{name}.")
             continue
-        yield Setting(name, value, rules_of(item), kinds[item.name], part, item.default)
-        # A value of a wrong type has no settings; the checks report it. A class is one, too.
-        if kinds[item.name].parts and is_part(value) and not isinstance(value, type):
+        yield Setting(name, value, item, part)
+        if value is not None and parts_of(item):
             yield from walk(value, f"{name}.", name)
 
 
+def list_sections(config: Config) -> dict[str, object]:
+    """Returns every section of a config by its dotted name; "" is the whole config."""
+    return dict(_walk_sections(config, ""))
+
+
+def _walk_sections(section: object, name: str) -> Iterator[tuple[str, object]]:
+    yield name, section
+    for field_name, item in fields_of(type(section)).items():
+        if section_of(item) is not None:
+            # The name of the config itself is "".
+            inner_name = f"{name}.{field_name}".removeprefix(".")
+            yield from _walk_sections(getattr(section, field_name), inner_name)
+
+
+for _name, _section in list_sections(Config()).items():
+    SECTION_NAMES[type(_section)] = _name
+
+
 @functools.cache
-def known_names() -> tuple[str, ...]:
-    """Returns the names of all settings, and of the arguments of all parts that they may have."""
-    # A dict and not a set, to keep the order of the schema.
-    names: dict[str, None] = {}
+def known_names() -> dict[str, tuple[FieldInfo, ...]]:
+    """Returns the fields of every setting, and of every argument that a part may have, by name.
+
+    Several parts of a setting may have an argument of the same name.
+    """
+    names: dict[str, tuple[FieldInfo, ...]] = {}
     for item in list_settings(Config()):
-        names[item.name] = None
-        names |= dict.fromkeys(names_of_arguments(item.name, item.type))
-    return tuple(names)
+        if not item.part:
+            names[item.name] = (item.field,)
+            _add_arguments(names, item.name, item.field)
+    return names
 
 
-def names_of_arguments(name: str, kind: FieldType) -> Iterator[str]:
-    """Yields the dotted names of the arguments of every part that a setting may have."""
-    for part in kind.parts:
-        for argument, inner in field_types(part).items() if part else ():
-            yield f"{name}.{argument}"
-            yield from names_of_arguments(f"{name}.{argument}", inner)
-
-
-class Place(typing.NamedTuple):
-    """Where a setting is: the section and its field, and the path of an argument in a part."""
-
-    section: object
-    field: str
-    path: str  # "" for the setting itself, "low" for an argument of its part
-
-
-def find_place(config: Config, name: str) -> Place:
-    """Returns the place of a known setting, or of an argument of a part."""
-    section: object = config
-    first, _, path = name.partition(".")
-    # Sections are mutable; a frozen dataclass or None is the value of a setting.
-    while path and dataclasses.is_dataclass(getattr(section, first)):
-        inner = getattr(section, first)
-        if is_part(inner):
-            break
-        section = inner
-        first, _, path = path.partition(".")
-    return Place(section, first, path)
-
-
-def names_part(name: str) -> bool:
-    """Returns whether a dotted name is a setting with parts, or an argument of a part."""
-    section, field, _ = find_place(Config(), name)
-    return bool(field_types(type(section))[field].parts)
-
-
-def parts_with_argument(name: str) -> list[type]:
-    """Returns the parts that have the argument with this dotted name; [] for a setting."""
-    if not find_place(Config(), name).path:
-        return []
-    outer, _, argument = name.rpartition(".")
-    return parts_with(argument, kinds_of(outer))
-
-
-def parts_to_choose(name: str) -> dict[str, type | None]:
-    """Returns the parts that the setting or argument with this dotted name may have, by name."""
-    choices: dict[str, type | None] = {}
-    for kind in kinds_of(name):
-        choices |= {part_name(part): part for part in kind.parts}
-    return choices
-
-
-def kinds_of(name: str) -> list[FieldType]:
-    """Returns the types that the setting or argument with this dotted name may have.
-
-    All parts that have the argument count, whichever of them a config has chosen.
-    """
-    section, field, path = find_place(Config(), name)
-    kinds = [field_types(type(section))[field]]
-    for argument in path.split(".") if path else []:
-        kinds = [field_types(part)[argument] for part in parts_with(argument, kinds)]
-    return kinds
-
-
-def parts_with(argument: str, kinds: Iterable[FieldType]) -> list[type]:
-    """Returns the parts of some fields that have an argument with this name."""
-    parts = [part for kind in kinds for part in kind.parts if part is not None]
-    return [part for part in parts if argument in field_types(part)]
-
-
-def is_boolean_argument(name: str) -> bool:
-    """Returns whether a dotted name is an argument of a part, and True or False."""
-    return is_argument_of_kind(name, bool)
-
-
-def is_tuple_argument(name: str) -> bool:
-    """Returns whether a dotted name is an argument of a part, and a list."""
-    return is_argument_of_kind(name, tuple)
-
-
-def is_argument_of_kind(name: str, kind: type) -> bool:
-    """Returns whether a dotted name is an argument of a part with this type."""
-    argument = name.rpartition(".")[2]
-    parts = parts_with_argument(name)
-    return bool(parts) and all(field_types(part)[argument].kind is kind for part in parts)
-
-
-def set_part(config: Config, name: str, text: object) -> None:
-    """Changes a part of a config, or an argument of a part, as the flag `name=text` says.
-
-    `text` may also be the value of an argument with its own type.
-
-    Raises UserError if there is no such part or argument, or the text is no value of its type.
-    """
-    section, field, path = find_place(config, name)
-    setting_name = name.removesuffix(f".{path}") if path else name
-    parts = field_types(type(section))[field].parts
-    current = getattr(section, field)
-    if path:
-        changed = replace_argument(setting_name, parts, current, path, text)
-    else:
-        changed = parse_part(setting_name, parts, str(text), current)
-    setattr(section, field, changed)
-
-
-def value_of(config: Config, name: str) -> object:
-    """Returns a setting, or an argument of a part; None without a part that has the argument."""
-    section, field, path = find_place(config, name)
-    value = getattr(section, field)
-    for argument in path.split(".") if path else []:
-        value = getattr(value, argument, None)
-    return value
-
-
-def put_value(config: Config, name: str, value: object) -> None:
-    """Changes a setting, or an argument of a part, to a value of its own type.
-
-    A part may be a text, as in a flag: "clip(high=0.28)".
-
-    Raises UserError if there is no such part or argument, or an argument has the wrong type.
-    """
-    section, field, path = find_place(config, name)
-    if path or (isinstance(value, str) and names_part(name)):
-        set_part(config, name, value)
-    else:
-        assert field in field_types(type(section)), f"{name=}"
-        setattr(section, field, value)
-
-
-def read_section(section: type[Section], values: Mapping[str, Any]) -> Section:
-    """Builds a section from its fields in JSON, where a section is an object and a tuple a list.
-
-    The values are not checked: this process, or the process that started it, has validated them.
-    """
-    arguments = {}
-    for name, kind in field_types(section).items():
-        value = values[name]
-        if kind.parts:
-            value = part_from_json(name, kind.parts, value)
-        elif dataclasses.is_dataclass(kind.kind):
-            value = read_section(kind.kind, value)
-        elif kind.kind is tuple:
-            value = tuple(value)
-        arguments[name] = value
-    return section(**arguments)
+def _add_arguments(names: dict[str, tuple[FieldInfo, ...]], name: str, field: FieldInfo) -> None:
+    for kind in parts_of(field):
+        for argument, inner in fields_of(kind).items() if kind else ():
+            full_name = f"{name}.{argument}"
+            names[full_name] = (*names.get(full_name, ()), inner)
+            _add_arguments(names, full_name, inner)

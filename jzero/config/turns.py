@@ -1,32 +1,28 @@
 """Episodes of several turns: the parts of the settings `task.turn_reward` and `task.feedback`."""
 
-from dataclasses import dataclass
-
-from jzero.setting import setting
+from jzero.fields import LARGEST_FLOAT, Field, Text, part
 
 
-@dataclass(frozen=True)
+@part
 class Success:
     """((correct - 1/2) * 2 - bias) * scaling, where correct is 0 or 1."""
 
-    bias: float = setting(0.0, "Subtracted from the reward before scaling.", at_least=None)
-    scaling: float = setting(1.0, "Factor of the reward.")
+    bias: float = Field(default=0.0, ge=-LARGEST_FLOAT)
+    """Subtracted from the reward before scaling."""
+    scaling: float = 1.0
+    """Factor of the reward."""
 
 
-@dataclass(frozen=True)
+@part
 class Score:
     """The grader's score."""
 
 
-@dataclass(frozen=True)
+@part
 class Feedback:
     """One reply to correct answers, and one to wrong answers."""
 
-    right: str = setting(
-        "Yes, that is the right answer.", "Reply to a correct answer.", is_text=True
-    )
-    wrong: str = setting(
-        "No, that is not the right answer. Look for the mistake and try once more.",
-        "Reply to a wrong answer.",
-        is_text=True,
-    )
+    right: Text = "Yes, that is the right answer."
+    """Reply to a correct answer."""
+    wrong: Text = "No, that is not the right answer. Look for the mistake and try once more."
+    """Reply to a wrong answer."""

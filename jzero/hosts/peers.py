@@ -31,9 +31,8 @@ from jzero import terminal
 from jzero.errors import UserError
 from jzero.files import JsonObject
 from jzero.hosts.rendezvous import Connection, one_line
+from jzero.hosts.waits import NOTICE_SECONDS
 
-SILENCE_SECONDS = 60.0  # a host without a sign of life for this long is lost: --silence_seconds
-NOTICE_SECONDS = 10.0  # all hosts report a host without a sign of life for this long
 BEAT_SECONDS = 1.0  # between two signs of life
 START_SECONDS = 300  # limit for the other hosts to read their arguments
 LEAVE_SECONDS = 2.0  # limit for the other hosts to read why this one ends

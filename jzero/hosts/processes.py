@@ -21,8 +21,8 @@ from jzero.files import is_full_disk, write_atomic
 from jzero.hosts import peers, rendezvous, slurm
 from jzero.hosts.peers import has_peers
 from jzero.hosts.relay import start_relay
+from jzero.hosts.waits import JOIN_SECONDS, SILENCE_SECONDS
 
-JOIN_SECONDS = 300.0  # limit for all processes to join: --join_seconds
 SHUTDOWN_SECONDS = 60  # a finished process waits this long for the others
 MAX_SECONDS = 7 * 24 * 3600  # upper bound of both flags
 
@@ -41,7 +41,7 @@ def join_processes(
     num_processes: int | None,
     index: int | None,
     join_seconds: float = JOIN_SECONDS,
-    silence_seconds: float = peers.SILENCE_SECONDS,
+    silence_seconds: float = SILENCE_SECONDS,
 ) -> None:
     """Connects this process to the others of the run. Must be called before any device is used.
 

@@ -25,7 +25,7 @@ from jzero import algorithms, cli
 from jzero.config import Config
 from jzero.errors import UserError
 from jzero.hosts.interrupt import never_stop
-from jzero.main import parse
+from jzero.recipes import settings_of
 from jzero.setup import Run, build, resolve, training_problems, warm_started
 from jzero.training.heads import Objective, policy_head
 from jzero.training.learner import Learner
@@ -195,6 +195,6 @@ def check(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    settings = parse(cli.start_jax(sys.argv[1:])).settings
+    settings = settings_of(cli.start_jax(sys.argv[1:]))
     with cli.user_errors():
         grpo(settings)

@@ -3,7 +3,6 @@
     check_memory(settings)      for a run that is about to start, on the attached devices
     require_fit(...)            the same check as a function of settings, devices and bytes
     shrink_pool(...)            fewer KV cache pages, if the full KV cache does not fit
-    choose_fitting_preset       the preset of a recipe: the largest that fits, unless one is named
 
 Nothing is compiled, and at most the config.json of a model is downloaded. CPU devices share the
 memory of the machine, unless memory.device_gib sets a limit.
@@ -17,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import jax
 
-from jzero import config, terminal
+from jzero import config
 from jzero.config import Config, teachers
 from jzero.errors import UserError
 from jzero.hosts import processes
@@ -586,28 +585,6 @@ def _with_rollout(settings: Config, **changes: int) -> Config:
 
 
 # -- presets ---------------------------------------------------------------------------------------
-
-
-def choose_fitting_preset(
-    argument: str,
-    tiny: Callable[[], Config],
-    make: Callable[[str], Config],
-    hub: Collection[str],
-    largest_first: Sequence[str],
-) -> Config:
-    """Returns the config of `argument`, as `config.choose_preset` does.
-
-    If `argument` names no preset, the first of `largest_first` that fits the attached accelerator
-    is used, or tiny if there is no accelerator or none fits. A printed line gives the choice and
-    the reason.
-    """
-    preset, separator, algorithm = argument.partition(",")
-    if preset or jax.default_backend() == "cpu":
-        return config.choose_preset(argument, tiny, make, hub, largest_first[0])
-    available = attached_bytes(config.MemoryConfig())
-    preset, reason = largest_that_fits(make, largest_first, attached_devices(), available)
-    terminal.say(f"no preset given: using {preset}, {reason}")
-    return config.choose_preset(preset + separator + algorithm, tiny, make, hub, preset)
 
 
 def largest_that_fits(

@@ -7,10 +7,10 @@ rewards.py). Imports no jax: grader processes load this module.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jzero.errors import UserError
+from jzero.fields import record
 from jzero.json_values import as_text
 from jzero.problems.options import read_options
 from jzero.programming import code_feedback, code_runs
@@ -25,7 +25,7 @@ REWARDS = ("fraction", REWARDS_OF_ALL)
 _PASSED = 0.99  # source: open-r1, binary_code_reward
 
 
-@dataclass(frozen=True)
+@record
 class Options:
     """Settings of this task, `task.options=name=value`."""
 

@@ -33,12 +33,12 @@ import numpy as np
 from jaxtyping import Bool, Float, Real
 
 from jzero.errors import UserError
+from jzero.fields import LARGEST_FLOAT
 from jzero.problems import bounds
 from jzero.problems.bounds import Reward
 from jzero.programming import code_rewards
 from jzero.rewards import user_functions
 from jzero.sandbox.client import SandboxError
-from jzero.setting import LARGEST_FLOAT
 from jzero.types import Grade, JsonValue
 from jzero.workers import judge
 from jzero.workers.judge import JUDGE

@@ -32,7 +32,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, cast
 
-from jzero import setting
+from jzero import notation
 from jzero.errors import UserError
 from jzero.problems import bounds
 from jzero.problems.bounds import Reward
@@ -140,7 +140,7 @@ def read_arguments(name: str, text: str) -> tuple[list[object], dict[str, object
         UserError: an argument is not a literal.
     """
     try:
-        return setting.read_arguments(text)
+        return notation.read_arguments(text)
     except ValueError:
         raise UserError(
             f"task.reward.functions={name}: the arguments of a factory are numbers, texts in "

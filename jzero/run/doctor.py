@@ -23,10 +23,10 @@ import numpy as np
 
 from jzero.algorithms import ADVANTAGES, Advantage
 from jzero.errors import UserError
+from jzero.fields import part_name
 from jzero.files import JsonObject, split_commas
 from jzero.rewards.rewards import NAMES
 from jzero.rollout.rollout_metrics import short_names
-from jzero.setting import part_name
 from jzero.types import JsonValue
 
 FIRST_CHECKS = (1, 3, 10)  # steps, and every tenth step after them
@@ -116,7 +116,7 @@ class Evidence:
         AReaL's rule replaces the score of each turn of a task with several turns.
         """
         has_turns = self.number("rollout.max_turns") > 1
-        return has_turns and self.text("task.turn_reward.name") == "success"
+        return has_turns and self.text("task.turn_reward.kind") == "success"
 
     def functions(self) -> list[str]:
         """Returns the functions of task.reward.functions that have a part in the reward."""
@@ -148,7 +148,7 @@ class Evidence:
         A critic, the return of a turn, rewards that are normalized one by one, penalties, a
         teacher and further terms of the loss give one.
         """
-        advantage = _BY_NAME.get(self.text("algorithm.advantage.name"))
+        advantage = _BY_NAME.get(self.text("algorithm.advantage.kind"))
         if advantage is not None and not advantage.has_group_baseline:
             return False
         if advantage is not None and advantage.needs_parts and len(self.functions()) > 1:
@@ -288,7 +288,7 @@ def _truncated(evidence: Evidence) -> str | None:
         return None
     limit = evidence.number("rollout.max_new_tokens")
     sentence = f"{_percent(share)} of the responses are cut at {limit:.0f} tokens"
-    rule = evidence.text("algorithm.truncated.name")
+    rule = evidence.text("algorithm.truncated.kind")
     if rule in ("fixed", "ignore"):
         score = evidence.number("algorithm.truncated.score")
         sentence += f"; algorithm.truncated={rule} gives them the score {score:g}"
@@ -297,7 +297,7 @@ def _truncated(evidence: Evidence) -> str | None:
 
 def _truncated_advice(evidence: Evidence) -> str:
     """Returns what helps against cut responses, without a rule that the run has already."""
-    if evidence.text("algorithm.truncated.name") == "grade":
+    if evidence.text("algorithm.truncated.kind") == "grade":
         return REMARKS["truncated"].advice
     return "Raise `rollout.max_new_tokens`."
 

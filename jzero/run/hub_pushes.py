@@ -32,9 +32,9 @@ from jzero import http, terminal
 from jzero.config import MOST_WAITING_PUSHES
 from jzero.config import Push as PushSettings
 from jzero.errors import UserError
+from jzero.fields import part_name
 from jzero.files import JsonObject
 from jzero.run.hub_ledger import Ledger, Push
-from jzero.setting import part_name
 
 FOLDER = "hub"  # of the workdir, with the logs
 # A command that submits a job ends in seconds, and one that evaluates a model within the hour.

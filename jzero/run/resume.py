@@ -28,16 +28,16 @@ def steps_to_discard(workdir: Path, train: TrainConfig) -> list[int]:
     if chosen.step not in steps:
         existing = ", ".join(str(step) for step in steps) or "none"
         raise UserError(
-            f"train.resume_from={chosen.step}: {workdir} has no checkpoint of this step, it has "
-            f"{existing}; train.keep_checkpoints says how many a run keeps"
+            f"train.resume_from.step={chosen.step}: {workdir} has no checkpoint of this step, it "
+            f"has {existing}; train.keep_checkpoints says how many a run keeps"
         )
     later = [step for step in steps if step > chosen.step]
     # Removing checkpoints needs explicit consent.
     if later and not chosen.discard_later:
         raise UserError(
-            f"train.resume_from={chosen.step}: {workdir} has steps up to {later[-1]}, which would "
-            "be lost: set train.resume_from.discard_later=True to remove them, or copy the workdir "
-            "first"
+            f"train.resume_from.step={chosen.step}: {workdir} has steps up to {later[-1]}, which "
+            "would be lost: set train.resume_from.discard_later=True to remove them, or copy the "
+            "workdir first"
         )
     return later
 
@@ -52,7 +52,7 @@ def go_back(workdir: Path, train: TrainConfig) -> None:
     chosen = train.resume_from
     if chosen is not None and _has_gone_back(workdir, train):
         processes.print_once(
-            f"{workdir} has already resumed from train.resume_from={chosen.step}: it "
+            f"{workdir} has already resumed from train.resume_from.step={chosen.step}: it "
             "continues from its newest checkpoint"
         )
     later = steps_to_discard(workdir, train)
@@ -67,7 +67,7 @@ def go_back(workdir: Path, train: TrainConfig) -> None:
             if step > chosen.step:
                 shutil.rmtree(path)
     processes.print_once(
-        f"train.resume_from={chosen.step}: removed the checkpoints of steps "
+        f"train.resume_from.step={chosen.step}: removed the checkpoints of steps "
         f"{', '.join(str(step) for step in later)}"
     )
 

@@ -30,8 +30,8 @@ from typing import NamedTuple
 from jzero import terminal
 from jzero.errors import UserError, shown
 from jzero.files import JsonObject, parse_json, read_text, write_atomic
+from jzero.notation import read_arguments
 from jzero.run.tracker_process import CLOSE_SECONDS, TABLE
-from jzero.setting import read_arguments
 
 START_SECONDS = 30.0  # maximum wait for a tracker before the first step
 LONGEST_QUEUE = 1000  # waiting messages; further messages are lost

@@ -1,12 +1,10 @@
 """The limits of servers on sizes, counts and waiting times, each a flag of its command."""
 
 import argparse
-import math
-from dataclasses import dataclass, fields
 from typing import TypeVar
 
 from jzero.errors import UserError
-from jzero.setting import rules_of, setting
+from jzero.fields import Field, fields_of, help_of, record
 
 MAX_HEADER_SECONDS = 10.0  # for the headers of a request, which no client sends slowly
 MAX_HEADER_BYTES = 1 << 16  # of a request line with its headers
@@ -15,46 +13,33 @@ MAX_HEADERS = 100
 GRACE = "seconds that requests may run on after Ctrl-C or TERM; a second Ctrl-C ends them at once"
 
 
-@dataclass(frozen=True)
+@record
 class ServerLimits:
-    """The limits of a server, whose fields are written with `setting`."""
+    """The limits of a server."""
 
     def check(self) -> None:
-        """Raises UserError if a limit is too small or not a number."""
-        for item in fields(self):
-            value = getattr(self, item.name)
-            least = rules_of(item).at_least
-            # argparse accepts nan and inf as floats.
-            if not (math.isfinite(value) and value >= least):
-                raise UserError(f"{flag_name(item.name)}={value}: give a number from {least} on")
+        """Raises UserError if a limit excludes another one."""
 
 
 LimitsType = TypeVar("LimitsType", bound=ServerLimits)
 
 
-@dataclass(frozen=True)
+@record
 class ConnectionLimits(ServerLimits):
     """The limits on the connections of a server."""
 
-    max_connections: int = setting(
-        2048, "open connections; one more closes the oldest without a complete request", at_least=1
-    )
-    max_address_connections: int = setting(
-        1024,
-        "open connections of one client address; one more closes the oldest of the "
-        "address without a complete request",
-        at_least=1,
-    )
-    request_seconds: float = setting(
-        20.0, "seconds in which a request has to arrive, headers and body", at_least=0.001
-    )
-    idle_seconds: float = setting(
-        30.0,
-        "seconds after which a client that sends no further request, or does not read "
-        "its answer, is disconnected",
-        at_least=0.001,
-    )
-    grace_seconds: float = setting(2.0, GRACE)
+    max_connections: int = Field(default=2048, ge=1)
+    """open connections; one more closes the oldest without a complete request"""
+    max_address_connections: int = Field(default=1024, ge=1)
+    """open connections of one client address; one more closes the oldest of the address without a
+    complete request"""
+    request_seconds: float = Field(default=20.0, ge=0.001)
+    """seconds in which a request has to arrive, headers and body"""
+    idle_seconds: float = Field(default=30.0, ge=0.001)
+    """seconds after which a client that sends no further request, or does not read its answer, is
+    disconnected"""
+    grace_seconds: float = 2.0
+    """seconds that requests may run on after Ctrl-C or TERM; a second Ctrl-C ends them at once"""
 
     @property
     def header_seconds(self) -> float:
@@ -70,18 +55,22 @@ def flag_name(limit: str) -> str:
 def add_flags(parser: argparse.ArgumentParser, kind: type[ServerLimits], title: str) -> None:
     """Adds a flag for every limit. `--help` prints its meaning and its default below `title`."""
     group = parser.add_argument_group(title)
-    for item in fields(kind):
+    for name, item in fields_of(kind).items():
         group.add_argument(
-            flag_name(item.name),
+            flag_name(name),
             type=type(item.default),
             default=item.default,
             metavar="N",
-            help=f"{rules_of(item).description} (default {item.default})",
+            help=f"{help_of(item)} (default {item.default})",
         )
 
 
 def read_flags(options: argparse.Namespace, kind: type[LimitsType]) -> LimitsType:
     """Returns the limits from the flags of `add_flags`. Raises UserError as `check` does."""
-    limits = kind(**{item.name: getattr(options, item.name) for item in fields(kind)})
+    try:
+        limits = kind(**{name: getattr(options, name) for name in fields_of(kind)})
+    except UserError as error:
+        name, equals, rest = str(error).partition("=")
+        raise UserError(f"{flag_name(name)}{equals}{rest}") from None
     limits.check()
     return limits

@@ -1,29 +1,29 @@
 """The limits of `jzero serve` on the sizes and counts of requests, each a flag of the command."""
 
-from dataclasses import dataclass
-
 from jzero.errors import UserError
-from jzero.servers.limits import GRACE, ConnectionLimits
-from jzero.setting import setting
+from jzero.fields import (
+    Field,
+    record,
+)
+from jzero.servers.limits import ConnectionLimits
 
 
-@dataclass(frozen=True)
+@record
 class Limits(ConnectionLimits):
     """The limits of the HTTP server."""
 
-    max_body_bytes: int = setting(1 << 20, "bytes of the body of one request", at_least=1)
-    max_request_sequences: int = setting(256, "prompts times n of one request", at_least=1)
-    max_request_logprobs: int = setting(
-        1 << 18,
-        "log-probabilities of one reply that are of the prompt or of alternatives: "
-        "tokens times 1 + alternatives",
-        at_least=1,
-    )
-    max_waiting_sequences: int = setting(
-        2048, "sequences of all requests that wait for a slot", at_least=1
-    )
+    max_body_bytes: int = Field(default=1 << 20, ge=1)
+    """bytes of the body of one request"""
+    max_request_sequences: int = Field(default=256, ge=1)
+    """prompts times n of one request"""
+    max_request_logprobs: int = Field(default=1 << 18, ge=1)
+    """log-probabilities of one reply that are of the prompt or of alternatives: tokens times 1 +
+    alternatives"""
+    max_waiting_sequences: int = Field(default=2048, ge=1)
+    """sequences of all requests that wait for a slot"""
     # Longer than for other servers, because answers take longer.
-    grace_seconds: float = setting(30.0, GRACE)
+    grace_seconds: float = 30.0
+    """seconds that requests may run on after Ctrl-C or TERM; a second Ctrl-C ends them at once"""
 
     def check(self) -> None:
         """Raises UserError if a limit is too small, not a number, or excludes another one."""

@@ -223,12 +223,12 @@ class CompletionRequest(BaseModel, strict=True, extra="allow"):
     tools: Tools = []
     tool_choice: str | dict[str, object] = "auto"
     parallel_tool_calls: bool = True
-    n: int = Field(1, ge=1, le=MAX_CHOICES)  # choices per prompt
+    n: int = Field(default=1, ge=1, le=MAX_CHOICES)  # choices per prompt
     best_of: Count | None = None
     # 0 only if log-probabilities of the prompt are requested
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None  # the newer name of max_tokens
-    temperature: float = Field(1.0, ge=0, le=2)
+    temperature: float = Field(default=1.0, ge=0, le=2)
     # Filters. Without a value the server's setting holds.
     top_p: Share | None = None  # 0: only the most probable tokens
     top_k: TopK | None = None  # 0, and -1 as in vLLM: all tokens

@@ -14,6 +14,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import jax
 import numpy as np
@@ -678,7 +679,7 @@ def _choose_remat(sheet: Sheet, source: str, machine: Machine) -> None:
     if available is None or "model.remat" in sheet.given:
         return  # the default takes the least memory
 
-    def fit_with(remat: str) -> Fit:
+    def fit_with(remat: Literal["dots", "full"]) -> Fit:
         planned = planned_settings(sheet.settings, source)
         planned.model.remat = remat
         sized = _with_chosen_sizes(planned, sheet.given, machine)

@@ -39,7 +39,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-from jzero import cli, config, terminal
+from jzero import cli, config, recipes, terminal
 from jzero import main as jzero_main
 from jzero.algorithms import PRESETS
 from jzero.config import Config
@@ -107,9 +107,9 @@ def recipe_arguments(arguments: list[str]) -> list[str]:
     """Returns the arguments of `jzero.main` for a recipe and further arguments."""
     name, colon, preset = arguments[0].partition(":")
     with cli.user_errors():
-        path = jzero_main.recipe_path(name)
+        path = recipes.recipe_path(name)
     if arguments[1:] in (["-h"], ["--help"]):
-        terminal.write(jzero_main.recipe_help(path))
+        terminal.write(recipes.recipe_help(path))
         sys.exit(0)
     return [f"--config={path}{colon}{preset}", *arguments[1:]]
 

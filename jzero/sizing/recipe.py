@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jzero import terminal
 from jzero.config import Config, list_settings
-from jzero.setting import show_part
+from jzero.fields import show_part
 from jzero.sizing.choices import Choice
 
 FILE = "recipe.py"  # in the workdir
@@ -79,12 +79,12 @@ def recipe_source(settings: Config, choices: Sequence[Choice], title: str, path:
                 initial_indent="    # ",
                 subsequent_indent="    # ",
             )
-        if setting.type.parts:  # as a flag chooses it: a recipe needs no import of its class
+        if setting.parts:  # as a flag chooses it: a recipe needs no import of its class
             has_parts = True
-            lines.append(f"    set_part(config, {setting.name!r}, {show_part(setting.value)!r})")
+            lines.append(f"    put_value(config, {setting.name!r}, {show_part(setting.value)!r})")
         else:
             lines.append(f"    config.{setting.name} = {setting.value!r}")
-    names = "Config, set_part" if has_parts else "Config"
+    names = "Config, put_value" if has_parts else "Config"
     head = HEAD.format(title=title.replace("\\", "/"), path=path, names=names)
     return head + "\n".join([*lines, "    return config"]) + "\n"
 

@@ -15,12 +15,17 @@ import hashlib
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from jzero.answers.published import VERIFIERS
 from jzero.config.data_sources import show_sources
 from jzero.errors import UserError
+from jzero.fields import (
+    LARGEST_FLOAT,
+    Field,
+    record,
+)
 from jzero.json_values import as_list, as_object, member, to_integer
 from jzero.problems import problem_sets, row_loader
 from jzero.problems.options import read_known_options
@@ -31,7 +36,6 @@ from jzero.problems.prompts import (
     is_own_template,
 )
 from jzero.problems.row_loader import Selection
-from jzero.setting import setting
 from jzero.tasks.countdown_equations import (
     LONGEST_EQUATION,
     NAME_OF_RESULT,
@@ -56,20 +60,22 @@ PROMPT_VALUES = ("question", "numbers", "spaced", "target")  # placeholders in p
 MOST_REPEATS = 1000  # consecutive repeated draws after which the problem space counts as exhausted
 
 
-@dataclass(frozen=True)
+@record
 class Options:
     """Settings of this task, `task.options=name=value`."""
 
-    numbers_min: int = setting(3, "Fewest numbers in a problem.", at_least=1, at_most=MOST_NUMBERS)
-    numbers_max: int = setting(4, "Most numbers in a problem.", at_least=1, at_most=MOST_NUMBERS)
-    value_max: int = setting(99, "Largest number. The smallest is 1.", at_least=1)
-    target_max: int = setting(99, "Largest target. The smallest is 1.")
-    format_score: float = setting(0.1, "Score of a well-formed but wrong equation.", at_least=None)
-    malformed_score: float = setting(
-        0.0,
-        "Score of an answer inside its tags that is not an equation. oat uses 0.1.",
-        at_least=None,
-    )
+    numbers_min: int = Field(default=3, ge=1, le=MOST_NUMBERS)
+    """Fewest numbers in a problem."""
+    numbers_max: int = Field(default=4, ge=1, le=MOST_NUMBERS)
+    """Most numbers in a problem."""
+    value_max: int = Field(default=99, ge=1)
+    """Largest number. The smallest is 1."""
+    target_max: int = 99
+    """Largest target. The smallest is 1."""
+    format_score: float = Field(default=0.1, ge=-LARGEST_FLOAT)
+    """Score of a well-formed but wrong equation."""
+    malformed_score: float = Field(default=0.0, ge=-LARGEST_FLOAT)
+    """Score of an answer inside its tags that is not an equation. oat uses 0.1."""
 
 
 def options_of(task: TaskConfig) -> Options:

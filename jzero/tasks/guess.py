@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from jzero.fields import (
+    Field,
+    record,
+)
 from jzero.json_values import to_integer
 from jzero.problems import problem_sets
 from jzero.problems.options import read_known_options
 from jzero.problems.prompts import GUESS_TEMPLATES, PLAIN_REPLY, find_template
-from jzero.setting import setting
 from jzero.types import Grade, JsonValue, Problem
 
 if TYPE_CHECKING:
@@ -30,11 +32,12 @@ HINDSIGHT = 0.5
 _NUMBER = re.compile(r"\s*([0-9]{1,9})\s*")
 
 
-@dataclass(frozen=True)
+@record
 class Options:
     """Settings of this task, `task.options=name=value`."""
 
-    value_max: int = setting(99, "Largest number. The smallest is 1.", at_least=1)
+    value_max: int = Field(default=99, ge=1)
+    """Largest number. The smallest is 1."""
 
 
 def options_of(task: TaskConfig) -> Options:

@@ -10,14 +10,17 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from jzero.answers import extract, verdict
 from jzero.answers.published import VERIFIERS
 from jzero.answers.published.packages import has_formula
 from jzero.config.data_sources import Rows
 from jzero.errors import UserError
+from jzero.fields import (
+    record,
+)
 from jzero.json_values import as_object, as_text
 from jzero.problems import overlap, problem_sets, row_loader
 from jzero.problems.options import read_known_options
@@ -33,7 +36,6 @@ from jzero.problems.prompts import (
 )
 from jzero.problems.row_loader import Loaded, Selection, Sets
 from jzero.rewards import rewards
-from jzero.setting import setting
 from jzero.types import Grade, JsonValue, Problem
 
 if TYPE_CHECKING:
@@ -42,22 +44,18 @@ if TYPE_CHECKING:
     from jzero.config import TaskConfig
 
 
-@dataclass(frozen=True)
+@record
 class Options:
     """The options of tasks of mathematics, `task.options=name=value`."""
 
-    answer_mark: str = setting(
-        "",
-        "How a response marks its answer, a key of jzero.answers.extract.TEMPLATES. Empty: as "
-        "task.template asks for; the last box if the template is a file or a column.",
-        choices=("", *extract.TEMPLATES),
-    )
-    units: str = setting(
-        "exact",
-        "Unit of a quantity. exact: the unit of the gold answer is required. convert: other units "
-        "of the same dimension are converted, such as 100 cm for 1 m.",
-        choices=("exact", "convert"),
-    )
+    answer_mark: Literal[
+        "", "boxed", "think_boxed", "r1", "gsm8k", "number", "final_answer", "stated", "answer"
+    ] = ""
+    """How a response marks its answer, a key of jzero.answers.extract.TEMPLATES. Empty: as
+    task.template asks for; the last box if the template is a file or a column."""
+    units: Literal["exact", "convert"] = "exact"
+    """Unit of a quantity. exact: the unit of the gold answer is required. convert: other units of
+    the same dimension are converted, such as 100 cm for 1 m."""
 
 
 def options_of(task: TaskConfig) -> Options:

@@ -22,33 +22,31 @@ load this module.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import json
-import typing
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from jzero.config.data_sources import Rows, read_source
+from jzero.config.flags import put_texts
 from jzero.errors import UserError, quoted
+from jzero.fields import record
 from jzero.files import split_commas
 from jzero.problems import problem_sets, row_loader
-from jzero.problems.options import PARSERS, read_options
+from jzero.problems.options import read_options
 from jzero.problems.problem_sets import AskedRow
 from jzero.problems.row_loader import Loaded, Sets
-from jzero.setting import field_types, parse_part, replace_argument
 from jzero.tasks import code, math_problems
 from jzero.types import Grade, JsonValue, Problem
 
 if TYPE_CHECKING:
     import datasets
-    from _typeshed import DataclassInstance
 
     from jzero.config import TaskConfig
-
-Section = TypeVar("Section", bound="DataclassInstance")
 
 NAME = "mixed"
 QUESTIONS = "math"  # the key of ROW_TASKS that provides the settings for suites of questions
@@ -66,7 +64,7 @@ RUN_SETTINGS = (
 )
 
 
-@dataclass(frozen=True)
+@record
 class Options:
     """The task's own settings, `task.options=name=value`."""
 
@@ -143,7 +141,8 @@ def settings_of_row_task(task: TaskConfig, name: str) -> TaskConfig:
         UserError: an option names an unknown setting, or a value has the wrong type.
     """
     # `data` of a row task names columns and levels (`own_rows`).
-    own = replace(task, name=ROW_TASKS[name].task, data="", options=())
+    own = copy.deepcopy(task)
+    own.name, own.data, own.options = ROW_TASKS[name].task, "", ()
     values: dict[str, list[str]] = {}
     # A repeated option adds items to a tuple, so all values of a setting are collected first.
     for option in task.options:
@@ -152,7 +151,10 @@ def settings_of_row_task(task: TaskConfig, name: str) -> TaskConfig:
         if dot and head == name:
             values.setdefault(setting, []).append(text)
     for setting, texts in values.items():
-        own = _with_value(own, setting, texts, f"task.options={name}.{setting}={texts[-1]}")
+        try:
+            put_texts(own, setting, texts)
+        except UserError as error:
+            raise UserError(f"task.options={name}.{setting}={texts[-1]}: {error}") from None
     return own
 
 
@@ -169,50 +171,11 @@ def _options(task: TaskConfig) -> Options:
     return read_options(Options, own)
 
 
-def _with_value(section: Section, setting: str, texts: Sequence[str], flag: str) -> Section:
-    """Returns a copy of a config section with one setting changed.
-
-    `texts` are all values of the flag. A tuple gets all of them as items; any other setting gets
-    the last value.
-    """
-    name, dot, rest = setting.partition(".")
-    hints = typing.get_type_hints(type(section))
-    kind = field_types(type(section)).get(name)
-    if kind is not None and kind.parts:
-        part = getattr(section, name)
-        changed = (
-            replace_argument(name, kind.parts, part, rest, texts[-1])
-            if dot
-            else parse_part(name, kind.parts, texts[-1], part)
-        )
-        return replace(section, **{name: changed})
-    # `reward.functions` needs a section `reward`, and a section cannot be set without a dot.
-    if name not in hints or bool(dot) != dataclasses.is_dataclass(hints[name]):
-        raise UserError(f"{flag}: the section task has no setting {setting}")
-    if dot:
-        value: object = _with_value(getattr(section, name), rest, texts, flag)
-    elif typing.get_origin(hints[name]) is tuple:
-        kind = typing.get_args(hints[name])[0]
-        value = tuple(_parse(kind, text, flag) for text in texts if text)
-    else:
-        value = _parse(hints[name], texts[-1], flag)
-    return replace(section, **{name: value})
-
-
-def _parse(kind: type, text: str, flag: str) -> object:
-    try:
-        return PARSERS[kind](text)
-    except (ValueError, KeyError):
-        raise UserError(f"{flag}: {text!r} is not of type {kind.__name__}") from None
-
-
 def check(task: TaskConfig) -> None:
     """Raises UserError if an option is invalid, or overrides a setting with an invalid value.
 
     `task.check_task_settings` runs the checks of the row tasks.
     """
-    from jzero.config import checks, schema  # grader processes do not call this
-
     names = row_tasks(task)
     for option in task.options:
         head, dot, setting = option.partition("=")[0].partition(".")
@@ -234,11 +197,6 @@ def check(task: TaskConfig) -> None:
         )
     for name, own in all_settings(task).items():
         own_rows(name, own, Rows())
-        settings = list(schema.walk(own, "task."))
-        mistakes = [message for item in settings for message in checks.check_choice(item)]
-        mistakes += checks.unusable_values(settings)
-        if mistakes:
-            raise UserError(f"task.options of {name}: {'; '.join(mistakes)}")
 
 
 # Data.
@@ -253,8 +211,8 @@ def load_sets(task: TaskConfig) -> Sets[AskedRow]:
     Raises:
         UserError: a data set cannot be loaded, a row names no task, or no rows to train on remain.
     """
-    # TaskConfig is a mutable dataclass without a hash, so its JSON is the key.
-    key = json.dumps(vars(task), default=vars)
+    # TaskConfig is mutable and without a hash, so its JSON is the key.
+    key = json.dumps(dataclasses.asdict(task))
     if key not in _LOADED:
         selection = row_loader.selection_of(task)
         notes_on = functools.partial(_notes_on, task)

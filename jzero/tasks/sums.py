@@ -16,13 +16,15 @@ from __future__ import annotations
 import random
 import re
 import zlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from jzero.fields import (
+    Field,
+    record,
+)
 from jzero.problems import problem_sets
 from jzero.problems.options import read_known_options
 from jzero.problems.prompts import SUMS_TEMPLATES, find_template
-from jzero.setting import setting
 from jzero.tasks import arithmetic
 from jzero.types import Grade, JsonValue, Problem
 
@@ -35,13 +37,16 @@ MOST_DRAWS = 200
 _NUMBER = re.compile(r"\s*(-?[0-9]{1,9})\s*")
 
 
-@dataclass(frozen=True)
+@record
 class Options:
     """Settings of this task, `task.options=name=value`."""
 
-    value_max: int = setting(49, "Largest number. The smallest is 2.", at_least=2, at_most=10**6)
-    shots: int = setting(3, "Solved problems before the question.", at_least=0, at_most=100)
-    differences: bool = setting(False, "Half of the problems are differences, such as 25 - 9 = 16.")
+    value_max: int = Field(default=49, ge=2, le=10**6)
+    """Largest number. The smallest is 2."""
+    shots: int = Field(default=3, le=100)
+    """Solved problems before the question."""
+    differences: bool = False
+    """Half of the problems are differences, such as 25 - 9 = 16."""
 
 
 def options_of(task: TaskConfig) -> Options:

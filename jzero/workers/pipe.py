@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import json
 import socket
@@ -23,7 +24,6 @@ from dataclasses import dataclass, field
 
 from jzero.config import TaskConfig, read_section
 from jzero.json_values import as_list, as_object, as_text, from_fields
-from jzero.setting import to_values
 from jzero.types import Grade, JsonValue, Turns
 
 # The largest message that the pool reads, in bytes. `task.max_reply_bytes` is at most 8 MiB; a
@@ -105,7 +105,7 @@ def _write_task(task: TaskConfig) -> str:
     global _written
     known = _written
     if known is None or known[0] != task:
-        known = copy.deepcopy(task), json.dumps(to_values(task))
+        known = copy.deepcopy(task), json.dumps(dataclasses.asdict(task))
         _written = known
     return known[1]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from packed_losses import GROUP_SIZE, NUM_PROMPTS, random_outputs, small_trainer
 
 from jzero.algorithms import ADVANTAGES, PRESETS, Episodes, compute_advantages
-from jzero.setting import part_name
+from jzero.fields import part_name
 from jzero.tokens import Tokens
 from jzero.training.credit import make_episodes, spread_over_tokens
 from jzero.training.trainer import credit_settings

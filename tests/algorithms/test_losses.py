@@ -19,7 +19,7 @@ from packed_losses import (
 )
 
 from jzero.algorithms import PRESETS, WEIGHTS
-from jzero.setting import part_name
+from jzero.fields import part_name
 from jzero.training.step import make_minibatches
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

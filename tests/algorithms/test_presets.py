@@ -4,6 +4,7 @@ import pytest
 from descriptions import describe
 
 from jzero.algorithms import PRESETS, Clip, needs_critic
+from jzero.errors import UserError
 
 
 def differences(preset: str, other: str) -> dict[str, object]:
@@ -31,7 +32,7 @@ def test_a_preset_has_its_name_and_takes_changes(name) -> None:
     assert PRESETS[name]().name == name
     assert PRESETS[name](surrogate=Clip(high=0.35)) == PRESETS[name](surrogate=Clip(high=0.35))
     assert PRESETS[name](surrogate=Clip(high=0.35)).surrogate == Clip(high=0.35)
-    with pytest.raises(TypeError, match="surogate"):
+    with pytest.raises(UserError, match="surogate"):
         PRESETS[name](surogate=Clip(high=0.35))
 
 

@@ -61,8 +61,6 @@ KINDS = ("refused", "accepted", "busy", *BAD)
 
 # A run that takes seconds. `attack_flags` adds to it what a setting needs to have an effect.
 TINY = """
-model.arch.num_hidden_layers=1 model.arch.hidden_size=16 model.arch.intermediate_size=32
-model.arch.num_attention_heads=2 model.arch.num_key_value_heads=1 model.arch.head_dim=8
 task.options=numbers_min=2 task.options=numbers_max=2 task.options=value_max=9 task.grade_workers=1
 rollout.num_prompts=2 rollout.group_size=4 rollout.max_prompt_tokens=16 rollout.max_new_tokens=24
 rollout.num_slots=8 rollout.page_size=8 warm_start.steps=1 warm_start.lr=2e-2
@@ -71,24 +69,39 @@ train.checkpoint_every=1 train.logged_rollouts=2 optimizer.lr=1e-3 eval.problems
 eval.every=0
 """
 
+ARCHITECTURE = {
+    "num_hidden_layers": "1",
+    "hidden_size": "16",
+    "intermediate_size": "32",
+    "num_attention_heads": "2",
+    "num_key_value_heads": "1",
+    "head_dim": "8",
+}
+# The entries of an architecture that an entry with a prefix needs to have an effect.
+EXPERTS = {
+    "model_type": "qwen3_moe",
+    "num_experts": "4",
+    "num_experts_per_tok": "2",
+    "moe_intermediate_size": "16",
+}
+DELTA_NETS = {
+    "model_type": "qwen3_5_text",
+    "num_hidden_layers": "2",
+    "full_attention_interval": "2",
+}
+ENTRIES = {
+    "num_experts": EXPERTS,
+    "moe_": EXPERTS,
+    "norm_topk": EXPERTS,
+    "linear_": DELTA_NETS,
+    "full_attention_interval": DELTA_NETS,
+    "partial_rotary_factor": DELTA_NETS,
+}
+ENTRY = "model.arch."  # begins the name of a case that is an entry of model.arch
+
 # What the settings with a prefix need to have an effect; the longest prefix counts.
-EXPERTS = (
-    "model.arch.model_type=qwen3_moe model.arch.num_experts=4 model.arch.num_experts_per_tok=2 "
-    "model.arch.moe_intermediate_size=16"
-)
-DELTA_NETS = (
-    "model.arch.model_type=qwen3_5_text model.arch.num_hidden_layers=2 "
-    "model.arch.full_attention_interval=2"
-)
 TEACHER_SERVER = "teacher=server teacher.url=http://localhost:9/v1 algorithm.distillation.coef=1"
 CONTEXTS = {
-    "model.arch.num_experts": EXPERTS,
-    "model.arch.moe_": EXPERTS,
-    "model.arch.norm_topk": EXPERTS,
-    "rollout.routing_replay": EXPERTS,
-    "model.arch.linear_": DELTA_NETS,
-    "model.arch.full_attention_interval": DELTA_NETS,
-    "model.arch.partial_rotary_factor": DELTA_NETS,
     "model.adapter.": "model.adapter.rank=2",
     "model.base": "model.adapter.rank=2",
     "task.tools.": "task.tools.names=calculator rollout.max_turns=2 task.turn_reward=score",
@@ -139,9 +152,25 @@ class Case:
         context = CONTEXTS[max(prefixes, key=len)] if prefixes else ""
         # Arguments of a part would choose the part again.
         tiny = [flag for flag in TINY.split() if not flag.startswith(f"{self.name}.")]
-        settings = [*tiny, *context.split(), f"{self.name}={self.value}"]
+        settings = [*tiny, f"model.arch={self.architecture}", *context.split()]
+        if not self.name.startswith(ENTRY):
+            settings.append(f"{self.name}={self.value}")
         config = f"--config={ROOT / 'configs/countdown.py'}:tiny"
         return [config, *(f"--config.{setting}" for setting in settings)]
+
+    @property
+    def architecture(self) -> str:
+        """Returns the value of model.arch: a tiny model in which the setting has an effect."""
+        entries = dict(ARCHITECTURE)
+        if self.name == "rollout.routing_replay":
+            entries |= EXPERTS
+        if self.name.startswith(ENTRY):
+            entry = self.name.removeprefix(ENTRY)
+            for prefix, needed in ENTRIES.items():
+                entries |= needed if entry.startswith(prefix) else {}
+            entries[entry] = self.value
+        arguments = ",".join(f"{name}={value}" for name, value in entries.items())
+        return f"tiny-qwen2({arguments})"
 
     def __str__(self) -> str:
         return f"{self.name}={self.value[:40]!r}"
@@ -160,6 +189,7 @@ def all_cases() -> list[Case]:
     from jzero import config
     from jzero.config.architecture import Architecture
     from jzero.config.schema import walk
+    from jzero.fields import kind_of
 
     settings = [
         *config.list_settings(config.Config()),
@@ -171,7 +201,7 @@ def all_cases() -> list[Case]:
     ]
     cases = []
     for setting in settings:
-        values = list(HOSTILE[setting.kind])
+        values = list(HOSTILE[kind_of(setting.field)])
         if isinstance(setting.value, bool):
             values.append(str(not setting.value))
         cases += [Case(setting.name, value) for value in values]
@@ -197,13 +227,13 @@ def check_value(case: Case, workdir: Path) -> Outcome:
 def check_taken(case: Case, settings: "config.Config") -> Outcome:
     """Returns "accepted" if a run's settings have the value of the flag, and else "silent"."""
     from jzero import config
-    from jzero.setting import show_part
+    from jzero.fields import help_of, kind_of, show_part
 
     found = [item for item in config.list_settings(settings) if item.name == case.name]
-    if not found:  # an entry of model.arch, or a flag of a setting that has moved
+    if not found:  # an entry of model.arch
         return Outcome("accepted")
     setting, value = found[0], found[0].value
-    help_text = setting.rules.description
+    help_text = help_of(setting.field)
     is_taken = {
         bool: lambda: str(value) == case.value or case.value == "",
         # A size of 0 is replaced by what fits, if its help says what 0 means.
@@ -214,7 +244,7 @@ def check_taken(case: Case, settings: "config.Config") -> Outcome:
         object: lambda: show_part(value).startswith(case.value),
         tuple: lambda: any(cast(tuple, value)) == bool(case.value.strip("()")),
     }
-    if is_taken[setting.kind]():
+    if is_taken[kind_of(setting.field)]():
         return Outcome("accepted")
     return Outcome("silent", f"{case.name} is {str(value)[:80]!r}")
 

@@ -171,7 +171,6 @@ def test_a_lost_sampler_is_replaced_and_a_lost_trainer_restarts_the_set() -> Non
     assert ["cloud.google.com/gke-spot" in selector for selector in selectors] == [False, True]
 
 
-@pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")  # of absl, for a recipe
 def test_trainer_and_samplers_name_the_same_store() -> None:
     [trainer] = jobs_of_samplers()["trainer"].template.spec.containers
     [sampler] = jobs_of_samplers()["sampler"].template.spec.containers
@@ -505,7 +504,6 @@ def test_the_processes_of_a_manifest_form_one_mesh(
     assert sorted(lines) == [[0, *rest], [1, *rest]]
 
 
-@pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")  # of absl, for a recipe
 def test_the_manifests_ask_for_the_flags_that_jzero_has() -> None:
     """Of the TPU's manifests, whose processes find each other by their slice."""
     task = read_yaml("sky-tpu")

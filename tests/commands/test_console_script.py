@@ -122,7 +122,7 @@ def test_a_wheel_works_in_an_empty_directory(tmp_path: Path) -> None:
     assert "rollout.stop" in jzero("train", "countdown:tiny", "--help", "rollout.stop")
     assert "Qwen" in jzero("plan", "--topology", "v5e:1x1", "--largest")
     # Two steps of a recipe of the wheel: it finds its own files, such as tokenizers.
-    small = ["model.arch.num_hidden_layers=1", "train.steps=1", "warm_start.steps=1"]
+    small = ["model.arch=tiny-qwen2(num_hidden_layers=1)", "train.steps=1", "warm_start.steps=1"]
     small += ["eval.problems=2", "rollout.num_prompts=2", "train.minibatches=1"]
     jzero("train", "countdown:tiny", "--workdir", "run", *(f"--config.{item}" for item in small))
     assert (empty / "run" / "summary.json").exists()

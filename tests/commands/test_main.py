@@ -408,8 +408,7 @@ MISTAKES = {
         [
             "--config.mesh.data=1",
             "--config.mesh.tensor=2",
-            "--config.model.arch.num_attention_heads=3",
-            "--config.model.arch.num_key_value_heads=1",
+            "--config.model.arch=tiny-qwen2(num_attention_heads=3,num_key_value_heads=1)",
         ],
         "mesh.tensor=2 does not divide the model's 1 key-value heads",
     ),

@@ -173,7 +173,6 @@ def test_what_the_compiler_refuses_is_a_figure() -> None:
 
 @pytest.mark.thorough
 @needs_libtpu
-@pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")  # of ml_collections
 def test_the_command(
     report,
     cache,

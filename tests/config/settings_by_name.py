@@ -5,8 +5,7 @@ from pathlib import Path
 from types import ModuleType
 
 from jzero import config
-from jzero.config import old_settings
-from jzero.setting import class_of_part, is_part, part_name
+from jzero.fields import class_of_part, is_part, part_name
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
@@ -35,26 +34,11 @@ def shown_value(settings: object, name: str) -> object:
     return part_name(class_of_part(value)) if is_name_of_part else value
 
 
-def put(settings: object, name: str, value: object) -> None:
-    """Changes the setting, or the argument of a part, with this dotted name."""
-    entry = old_settings.old_setting(name)
-    name = entry.to if isinstance(entry, old_settings.Moved) else name
-    is_text_of_part = "." in name or isinstance(value, str)
-    if isinstance(settings, config.Config) and is_text_of_part and config.names_part(name):
-        config.set_part(settings, name, value)
-        return
-    section, _, field = name.rpartition(".")
-    setattr(get(settings, section), field, value)
-
-
 def changed_config(changes: dict[str, object]) -> config.Config:
-    """Returns the default config with some settings changed."""
+    """Returns the default config with some settings, or arguments of parts, changed."""
     settings = config.Config()
     for name, value in changes.items():
-        if isinstance(old_settings.old_setting(name), old_settings.Merged):
-            config.put_old_value(settings, name, str(value))
-        else:
-            put(settings, name, value)
+        config.put_value(settings, name, value)
     return settings
 
 

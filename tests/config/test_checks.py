@@ -10,14 +10,17 @@ from jzero.errors import UserError
 
 # The settings changed, and what the message says.
 IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
-    ({"model.dtype": "float16"}, "model.dtype='float16' is not one of bfloat16, float32"),
-    ({"model.remat": "some"}, "model.remat='some'"),
+    ({"model.dtype": "float16"}, "model.dtype=float16 is not one of bfloat16, float32"),
+    ({"model.remat": "some"}, "model.remat=some is not one of none, dots, full"),
     (
-        {"model.arch.num_key_value_heads": 3},
+        {"model.arch": "tiny-qwen2(num_key_value_heads=3)"},
         "model.arch.num_key_value_heads=3 does not divide model.arch.num_attention_heads=4",
     ),
-    ({"model.arch.head_dim": 31}, "head_dim=31 must be even"),
-    ({"model.arch.hidden_size": 0}, "model.arch.hidden_size=0 must be at least 1"),
+    ({"model.arch": "tiny-qwen2(head_dim=31)"}, "head_dim=31 must be even"),
+    (
+        {"model.arch": "tiny-qwen2(hidden_size=0)"},
+        "model.arch=tiny-qwen2(hidden_size=0): hidden_size=0 must be at least 1",
+    ),
     ({"model.adapter.rank": -1}, "model.adapter.rank=-1 must be at least 0"),
     (
         {"model.adapter.rank": 8, "model.adapter.alpha": 0.0},
@@ -36,7 +39,7 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
         {"model.adapter.rank": 8, "model.adapter.dropout": -0.1},
         "model.adapter.dropout=-0.1 must be at least 0",
     ),
-    ({"model.base": "int4"}, "model.base='int4' is not one of native, int8"),
+    ({"model.base": "int4"}, "model.base=int4 is not one of native, int8"),
     (
         {"model.base": "int8"},
         "model.base=int8 is of a frozen model, and without an adapter nothing is frozen: set model",
@@ -61,18 +64,18 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
     ({"model.logit_chunk": 0}, "model.logit_chunk=0 must be at least 1"),
     ({"task.grade_workers": 0}, "task.grade_workers=0 must be at least 1"),
     ({"task.grade_seconds": 0.0}, "task.grade_seconds=0.0 must be above 0"),
-    ({"optimizer.lr": math.nan}, "optimizer.lr=nan is not a number"),
-    ({"optimizer.clip_norm": math.inf}, "optimizer.clip_norm=inf must be finite"),
+    ({"optimizer.lr": math.nan}, "optimizer.lr=nan must be a finite number"),
+    ({"optimizer.clip_norm": math.inf}, "optimizer.clip_norm=inf must be a finite number"),
     ({"optimizer.b1": 2.0}, "optimizer.b1=2.0 must be below 1"),
     ({"optimizer.b2": 1.0}, "optimizer.b2=1.0 must be below 1"),
     ({"optimizer.nu_dtype": "bfloat16", "optimizer.b2": 0.999}, "set optimizer.b2 to at most 0.98"),
     ({"train.seed": 2**32}, "train.seed=4294967296 must be at most 4294967295"),
     (
-        {"algorithm.advantage": "gae", "algorithm.gamma": 1.1},
+        {"algorithm.advantage": "gae", "algorithm.advantage.gamma": 1.1},
         "algorithm.advantage.gamma=1.1 must be at most 1",
     ),
-    ({"rollout.kv_dtype": "int4"}, "rollout.kv_dtype='int4'"),
-    ({"rollout.weights": "int4"}, "rollout.weights='int4'"),
+    ({"rollout.kv_dtype": "int4"}, "rollout.kv_dtype=int4 is not one of bfloat16"),
+    ({"rollout.weights": "int4"}, "rollout.weights=int4 is not one of native"),
     (
         {
             "rollout.weights": "int8",
@@ -111,16 +114,13 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
     ({"rollout.min_p": 1.5}, "rollout.min_p=1.5 must be in [0, 1)"),
     ({"rollout.num_pages": -1}, "rollout.num_pages=-1 must be at least 0"),
     ({"rollout.stop": ("",)}, "rollout.stop=('',) must hold non-empty strings"),
-    (
-        {"rollout.stop": (5,)},
-        "rollout.stop has the item 5, which must be text: write --config.rollout.stop='\"5\",'",
-    ),
+    ({"rollout.stop": (5,)}, "rollout.stop has the item 5, which must be text"),
     (
         {"algorithm.advantage": "gae2"},
         "algorithm.advantage=gae2 is not one of group_mean, group_mean_std",
     ),
     ({"algorithm.truncated": "drop"}, "algorithm.truncated=drop is not one of grade"),
-    ({"algorithm.clip_low": -0.1}, "algorithm.surrogate.low=-0.1 must be at least 0"),
+    ({"algorithm.surrogate.low": -0.1}, "algorithm.surrogate.low=-0.1 must be at least 0"),
     (
         {"algorithm.correction": "tis"},
         "algorithm.correction=tis is not one of auto, token_truncate, token_mask",
@@ -137,10 +137,10 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
     ({"algorithm.top_entropy": 1.5}, "algorithm.top_entropy=1.5 must be at most 1"),
     (
         {"algorithm.surrogate": "sapo(tau_positive=0.0)"},
-        "algorithm.surrogate.tau_positive=0.0 must be at least 0.01",
+        "sapo.tau_positive=0.0 must be at least 0.01",
     ),
     (
-        {"algorithm.surrogate": "vespo", "algorithm.vespo_k_negative": 20.0},
+        {"algorithm.surrogate": "vespo", "algorithm.surrogate.k_negative": 20.0},
         "algorithm.surrogate.k_negative=20.0 must be at most 10",
     ),
     (
@@ -156,16 +156,16 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
         "correction=token_mask is always 1 with",
     ),
     (
-        {"rollout.max_staleness": 1, "rollout.top_p": 0.9},
+        {"rollout.placement.max_staleness": 1, "rollout.top_p": 0.9},
         "algorithm.correction=token_truncate divides by the sampler's prob",
     ),
     (
-        {"rollout.max_staleness": 1, "algorithm.dynamic_sampling_rounds": 2},
+        {"rollout.placement.max_staleness": 1, "algorithm.dynamic_sampling_rounds": 2},
         "rollout.placement.max_staleness=1 trains on groups as they come",
     ),
     (
         {"rollout.placement": "apart(max_staleness=0)"},
-        "rollout.placement.max_staleness=0 must be at least 1",
+        "rollout.placement=apart(max_staleness=0): apart.max_staleness=0 must be at least 1",
     ),
     (
         {"rollout.placement": "jobs"},
@@ -259,7 +259,10 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
         {"eval.max_new_tokens": 2000, "rollout.max_episode_tokens": 1500},
         "rollout.max_episode_tokens=1500 is shorter than a prompt and eval.max_new_tokens=2000",
     ),
-    ({"algorithm.dual_clip": 1.1}, "algorithm.surrogate.dual=1.1 must be above 1 + high=1.2, or 0"),
+    (
+        {"algorithm.surrogate.dual": 1.1},
+        "algorithm.surrogate.dual=1.1 must be above 1 + high=1.2, or 0",
+    ),
     (
         {"algorithm.overlong_share": 1.5},
         "algorithm.overlong_share=1.5 must be at most 1",
@@ -292,15 +295,17 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
     ({"train.steps": -1}, "train.steps=-1 must be at least 0"),
     ({"train.checkpoint_every": -2}, "train.checkpoint_every=-2 must be at least -1"),
     ({"eval.samples": -1}, "eval.samples=-1 must be at least 0"),
-    ({"task.reward.unit": "words"}, "task.reward.unit='words' is not one of characters, tokens"),
+    ({"task.reward.unit": "words"}, "task.reward.unit=words is not one of characters, tokens"),
     (
         {"eval.every": 5, "eval.problems": 0},
         "eval.every=5 has no problems to evaluate on: set eval.problems to at least 1, or "
         "eval.suites",
     ),
     ({"eval.every": -1}, "eval.every=-1 must be at least 0"),
-    ({"optimizer.lr": math.nan}, "optimizer.lr=nan is not a number"),
-    ({"mesh.decode_devices": -1}, "rollout.placement.devices=-1 must be at least 1"),
+    (
+        {"rollout.placement": "apart", "rollout.placement.devices": -1},
+        "rollout.placement.devices=-1 must be at least 1",
+    ),
     (
         {"rollout.max_episode_tokens": 100},
         "rollout.max_episode_tokens=100 is shorter than a prompt and a response, 1280",
@@ -312,7 +317,7 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
     ("changes", "message"), IMPOSSIBLE, ids=[" ".join(changes) for changes, _ in IMPOSSIBLE]
 )
 def test_impossible_settings_are_refused(changes, message) -> None:
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as caught:  # a single value is refused where it is assigned
         config.validate(changed_config(changes))
 
     assert message in str(caught.value)
@@ -337,17 +342,18 @@ def test_possible_settings_pass(changes) -> None:
     config.validate(changed_config(changes))
 
 
-def test_all_mistakes_are_named_at_once() -> None:
-    settings = changed_config({"rollout.group_size": 1, "model.dtype": "f16"})
-    with pytest.raises(UserError, match=r"model.dtype='f16'.*; .*rollout.group_size=1"):
+def test_all_combinations_that_cannot_work_are_named_at_once() -> None:
+    settings = changed_config({"rollout.group_size": 1, "train.pack": "half"})
+    with pytest.raises(UserError, match=r"rollout.group_size=1.*; .*train.pack=half"):
         config.validate(settings)
 
 
-def test_combinations_are_not_checked_for_numbers_that_are_too_small() -> None:
-    settings = changed_config({"train.minibatches": 0, "rollout.temperature": 0.0})
+def test_all_wrong_values_of_a_section_are_named_at_once() -> None:
     with pytest.raises(UserError) as caught:
-        config.validate(settings)
-    assert str(caught.value) == "train.minibatches=0 must be at least 1"
+        config.TrainConfig(minibatches=0, seed=-1)
+    assert str(caught.value) == (
+        "train.minibatches=0 must be at least 1; train.seed=-1 must be at least 0"
+    )
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp8"])

@@ -9,7 +9,7 @@ from jzero import cli, config
 from jzero.config import describe
 from jzero.errors import UserError
 
-SECTIONS = list(describe.list_sections())
+SECTIONS = list(config.list_sections(config.Config()))
 SCREEN_LINES, SCREEN_COLUMNS = 55, 100
 
 

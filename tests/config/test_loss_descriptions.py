@@ -4,7 +4,6 @@ loss_descriptions.json was written by that version: for every preset of an algor
 preset of a recipe, the values that were not the default of a setting.
 """
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from settings_by_name import load_recipe
 
 from jzero import config
 from jzero.algorithms import PRESETS
-from jzero.setting import class_of_part, part_name
+from jzero.fields import class_of_part, fields_of, part_name
 
 WRITTEN = json.loads(Path(__file__).with_name("loss_descriptions.json").read_text())
 
@@ -49,7 +48,8 @@ def flat_optimizer(optimizer: config.OptimizerConfig | None = None) -> dict[str,
         "warmup_from_zero": getattr(warmup, "from_zero", False),
     }
     flat = {"min_lr_ratio": 0.1, "power": 2.0, "cycles": 1, "timescale": 0, "decay_ratio": 0.1}
-    return {**values, **flat, "schedule": part_name(type(schedule)), **vars(schedule)}
+    numbers = {name: getattr(schedule, name) for name in fields_of(type(schedule))}
+    return {**values, **flat, "schedule": part_name(type(schedule)), **numbers}
 
 
 def flat_teacher(settings: config.Config) -> dict[str, object]:
@@ -58,8 +58,8 @@ def flat_teacher(settings: config.Config) -> dict[str, object]:
     if teacher is None:
         return {}
     changed = {
-        field.name: getattr(teacher, field.name)
-        for field in dataclasses.fields(teacher)
-        if getattr(teacher, field.name) != field.default
+        name: getattr(teacher, name)
+        for name, field in fields_of(type(teacher)).items()
+        if getattr(teacher, name) != field.default
     }
     return {"kind": part_name(class_of_part(teacher)), **changed}

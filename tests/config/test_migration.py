@@ -40,7 +40,6 @@ def is_equal(value: object, text: str) -> bool:
     return value == float(text) if isinstance(value, float) else str(value) == text
 
 
-@pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")  # of ml_collections
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_a_command_has_the_settings_of_its_table(
     system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,89 +1,106 @@
-"""Parts: choices with numbers of their own, in flags, in JSON, in the checks and in the help."""
+"""Parts: choices with numbers of their own, in flags, in JSON, in recipes and in the help."""
 
 import itertools
 import json
-import operator
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict
+from dataclasses import field as default
+from typing import Literal
 
 import pytest
 
 from jzero import cli, config
-from jzero.config import describe, schema
-from jzero.config.checks import check_bounds, check_choice, check_type
+from jzero.config import describe, flags, schema
 from jzero.errors import UserError
-from jzero.setting import (
-    field_types,
-    parse_part,
+from jzero.fields import (
+    Field,
+    fields_of,
+    part,
     part_from_json,
     part_name,
-    replace_argument,
-    setting,
+    parts_of,
+    section,
     show_part,
-    to_values,
 )
+from jzero.notation import change_argument, read_part
 
 
-@dataclass(frozen=True)
+@part
 class Mean:
     """The mean."""
 
 
-@dataclass(frozen=True)
+@part
 class FixedLength:
     """A fixed divisor."""
 
-    length: int = setting(0, "Length.")
+    length: int = 0
+    """Length."""
 
 
-@dataclass(frozen=True)
+@part
 class Clip:
     """A clipped ratio."""
 
-    low: float = setting(0.2, "Lower bound.")
-    high: float = setting(0.2, "Upper bound.", above=0, at_most=9)
-    weight: Mean | FixedLength = setting(Mean(), "Weight.")
+    low: float = 0.2
+    """Lower bound."""
+    high: float = Field(default=0.2, gt=0, le=9)
+    """Upper bound."""
+    weight: Mean | FixedLength = Mean()
+    """Weight."""
 
 
-@dataclass(frozen=True)
+@part
 class SoftGate:
     """A soft gate."""
 
-    shape: str = setting("round", "Shape.", choices=("round", "flat"))
-    is_strict: bool = setting(False, "Strictness.")
-    names: tuple[str, ...] = setting((), "Names.")
-    low: float = setting(0.5, "Lower bound.")
+    shape: Literal["round", "flat"] = "round"
+    """Shape."""
+    is_strict: bool = False
+    """Strictness."""
+    names: tuple[str, ...] = ()
+    """Names."""
+    low: float = 0.5
+    """Lower bound."""
 
 
-@dataclass
+@section
 class Section:
     """A section with parts."""
 
-    size: int = setting(3, "Size.")
-    objective: Clip | SoftGate | None = setting(Clip(), "Objective.")
+    size: int = 3
+    """Size."""
+    objective: Clip | SoftGate | None = Clip()
+    """Objective."""
 
 
-@dataclass
+@section
 class Whole:
     """A config with a section."""
 
-    inner: Section = field(default_factory=Section)
+    inner: Section = default(default_factory=Section)
 
 
-PARTS = field_types(Section)["objective"].parts
+PARTS = parts_of(fields_of(Section)["objective"])
 
 
 def parsed(text: str, current: object = None) -> object:
-    return parse_part("objective", PARTS, text, current)
+    return read_part("objective", PARTS, text, current)
 
 
 def changed(part: object, path: str, value: object) -> object:
-    return replace_argument("objective", PARTS, part, path, value)
+    return change_argument("objective", PARTS, part, path, value)
+
+
+def one_line(raised: pytest.ExceptionInfo[UserError]) -> str:
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
 
 
 def test_the_name_of_a_part_is_its_class_in_lowercase() -> None:
     assert [part_name(part) for part in PARTS] == ["clip", "soft_gate", "none"]
+    assert Clip().kind == "clip"  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.mark.parametrize(
@@ -95,13 +112,14 @@ def test_the_name_of_a_part_is_its_class_in_lowercase() -> None:
         ("clip()", Clip()),
         ("clip(low=0.1, high=1)", Clip(0.1, 1.0)),
         ("soft_gate(shape='flat',is_strict=True,names=['a'])", SoftGate("flat", True, ("a",))),
+        ("soft_gate(shape=flat,is_strict=true)", SoftGate("flat", True)),
         ("clip(weight='fixed_length(length=7)')", Clip(weight=FixedLength(7))),
+        ("clip(weight=fixed_length)", Clip(weight=FixedLength())),
     ],
 )
 def test_a_text_chooses_a_part(text: str, part: object) -> None:
     assert parsed(text) == part
-    if part is not None:
-        assert parsed(show_part(part)) == part
+    assert parsed(show_part(part)) == part
 
 
 def test_the_name_of_the_current_part_keeps_its_numbers() -> None:
@@ -116,19 +134,25 @@ def test_the_name_of_the_current_part_keeps_its_numbers() -> None:
         ("clap", "objective=clap is not one of clip, soft_gate, none; did you mean clip"),
         ("clip(1)", "write each argument as NAME=VALUE"),
         ("clip(low=0.1", "close the bracket"),
-        ("clip(low=open)", "the arguments are numbers, texts in quotes"),
-        ("clip(lo=1)", "objective=clip has no lo: its arguments are low, high, weight"),
-        ("clip(low='a')", "objective.low=a must be a number"),
-        ("soft_gate(names=3)", "objective.names=3 must be a list"),
-        ("none(low=1)", "objective=none has no low: leave it out"),
-        ("clip(weight='sum')", "objective.weight=sum is not one of mean, fixed_length"),
-        ("clip(weight=3)", "objective.weight=3 is no part: write its name"),
-        ("", "objective='' is not one of"),
+        ("clip(low=open)", "low=open must be a number"),
+        ("clip(lo=1)", "objective=clip(lo=1): there is no lo; did you mean low?"),
+        ("clip(low='a')", "low=a must be a number"),
+        ("clip(low=-1)", "clip.low=-1 must be at least 0"),
+        ("clip(low=nan)", "must be a finite number"),
+        ("clip(high=10)", "clip.high=10 must be at most 9"),
+        ("soft_gate(shape=square)", "soft_gate.shape=square is not one of round, flat"),
+        ("soft_gate(names=3)", "soft_gate.names=3 must be a list"),
+        ("none(low=1)", "write objective=none without brackets"),
+        ("clip(weight='sum')", "weight=sum is not one of mean, fixed_length"),
+        ("clip(weight=3)", "clip.weight=3 is not one of the parts of this setting: write Mean"),
+        ("clip(weight=fixed_length(length=7))", "texts with commas or brackets in quotes"),
+        ("", "objective='' is not one of clip, soft_gate, none"),
     ],
 )
-def test_a_text_that_chooses_nothing_is_refused(text: str, message: str) -> None:
-    with pytest.raises(UserError, match=message.replace("(", r"\(")):
+def test_a_text_that_does_not_choose_a_part_is_refused(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)) as raised:
         parsed(text)
+    assert one_line(raised).startswith("objective=")
 
 
 @pytest.mark.parametrize(
@@ -137,12 +161,14 @@ def test_a_text_that_chooses_nothing_is_refused(text: str, message: str) -> None
         (Clip(), "high", "0.28", Clip(high=0.28)),
         (Clip(), "high", 1, Clip(high=1.0)),
         (Clip(), "weight", "fixed_length", Clip(weight=FixedLength())),
+        (Clip(), "weight", FixedLength(2), Clip(weight=FixedLength(2))),
         (Clip(weight=FixedLength()), "weight.length", "9", Clip(weight=FixedLength(9))),
         (SoftGate(), "is_strict", "true", SoftGate(is_strict=True)),
         (SoftGate(), "names", "a,b", SoftGate(names=("a", "b"))),
         (SoftGate(), "names", "('a', 'b c')", SoftGate(names=("a", "b c"))),
         (SoftGate(names=("a",)), "names", "", SoftGate()),
         (SoftGate(), "shape", "flat", SoftGate("flat")),
+        (None, "high", "3", Clip(high=3.0)),  # the only part that has it
     ],
 )
 def test_one_argument_is_changed(part: object, path: str, value: object, result: object) -> None:
@@ -157,46 +183,61 @@ def test_one_argument_is_changed(part: object, path: str, value: object, result:
         (Clip(), "size", "1", "objective=clip has no size: no part has it"),
         (Clip(), "weight.length", "1", "objective.weight=mean has no length: fixed_length has it"),
         (Clip(), "high", "x", "objective.high=x must be a number"),
+        (Clip(), "high", "0", "objective.high=0.0 must be above 0"),
+        (Clip(), "high", True, "objective.high=True must be a number"),
+        (Clip(), "weight", "sum", "objective.weight=sum is not one of mean, fixed_length"),
+        (
+            Clip(weight=FixedLength()),
+            "weight.length",
+            "-1",
+            "objective.weight.length=-1 must be at least 0",
+        ),
         (SoftGate(), "is_strict", "perhaps", "objective.is_strict=perhaps must be True or False"),
+        (SoftGate(), "shape", "square", "objective.shape=square is not one of round, flat"),
     ],
 )
-def test_an_argument_of_another_part_is_refused(
+def test_an_argument_that_cannot_be_changed_is_refused(
     part: object, path: str, value: object, message: str
 ) -> None:
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message) as raised:
         changed(part, path, value)
+    one_line(raised)
 
 
 @pytest.mark.parametrize(
     "part",
     [None, Clip(0.1, weight=FixedLength(3)), SoftGate("flat", True, ("a", "b"))],
 )
-def test_a_part_is_read_as_it_was_written(part: object) -> None:
-    section = Section(objective=part)  # pyright: ignore[reportArgumentType]
-    values = json.loads(json.dumps(to_values(section)))
+def test_a_part_is_read_as_it_was_written(part: Clip | SoftGate | None) -> None:
+    section = Section(objective=part)
+    values = json.loads(json.dumps(asdict(section)))  # pyright: ignore[reportArgumentType]
     assert config.read_section(Section, values) == section
 
 
-def test_the_json_of_a_part_begins_with_its_name() -> None:
-    assert to_values(Section()) == {
+def test_the_json_of_a_part_has_its_name() -> None:
+    assert asdict(Section()) == {  # pyright: ignore[reportArgumentType]
         "size": 3,
-        "objective": {"name": "clip", "low": 0.2, "high": 0.2, "weight": {"name": "mean"}},
+        "objective": {"low": 0.2, "high": 0.2, "weight": {"kind": "mean"}, "kind": "clip"},
     }
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("clip", 'objective=clip is no part: write {"name": "clip"}'),
-        ({"low": 0.1}, "is no part"),
-        ({"name": "clap"}, "objective=clap is not one of"),
-        ({"name": "clip", "low": True}, "objective.low=True must be a number"),
-        ({"name": "clip", "lo": 0.1}, "objective=clip has no lo"),
+        ({"low": 0.1}, 'write {"kind": NAME} with one of clip, soft_gate, none'),
+        ({"kind": "clap"}, 'write {"kind": NAME} with one of clip, soft_gate, none'),
+        ({"kind": "clip", "low": True}, "clip.low=True must be a number"),
+        ({"kind": "clip", "low": -1}, "clip.low=-1 must be at least 0"),
+        ({"kind": "clip", "lo": 0.1}, "clip.lo=0.1: there is no lo; did you mean low"),
+        ({"kind": "clip", "weight": {"kind": "sum"}}, "with one of mean, fixed_length"),
     ],
 )
-def test_json_that_is_no_part_is_refused(value: object, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        part_from_json("objective", PARTS, value)
+def test_json_that_is_not_a_part_is_refused(value: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        part_from_json(value, PARTS)
+    with pytest.raises(UserError, match=re.escape(message)) as raised:
+        Section(objective=value)  # pyright: ignore[reportArgumentType]
+    assert one_line(raised).startswith("objective=")
 
 
 def test_arguments_are_listed_after_their_part() -> None:
@@ -213,27 +254,30 @@ def test_arguments_are_listed_after_their_part() -> None:
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        (Clip(high=10.0), "objective.high=10.0 must be at most 9"),
-        (Clip(high=0.0), "objective.high=0.0 must be above 0"),
-        (Clip(low=float("nan")), "objective.low=nan is not a number"),
-        (Clip(weight=FixedLength(-1)), "objective.weight.length=-1 must be at least 0"),
-        (SoftGate("square"), "objective.shape='square' is not one of round, flat"),
-        (Mean(), r"objective=Mean\(\) is no part: write Clip\(\) .* or SoftGate\(\) .* or None"),
-        (Clip, r"objective=<class .*Clip'> is a class, .* write Clip\(\)"),
-        ("clip", r"objective='clip' is text, .* write Clip\(\)"),
-        ("clip(high=3)", r"objective='clip\(high=3\)' is text, .* write Clip\(high=3\)"),
-        ("none", "objective='none' is text, .* write None"),
-        ("clop", r"objective='clop' is no part: write Clip\(\)"),
+        (Mean(), r"is not one of the parts of this setting: write Clip\(\) .* or None"),
+        (3, r"objective=3 is not one of the parts of this setting: write Clip\(\) .* or None"),
+        (Clip, r"is a class, .* write Clip\(\)"),
+        ("clip", r"objective=clip is text, .* write Clip\(\)"),
+        ("clip(high=3)", r"objective=clip\(high=3\) is text, .* write Clip\(high=3\)"),
+        ("none", "objective=none is text, .* write None"),
+        ("clop", r"objective=clop is not one of the parts of this setting: write Clip\(\)"),
     ],
 )
-def test_the_rules_of_arguments_are_checked(part: object, message: str) -> None:
-    section = Section(objective=part)  # pyright: ignore[reportArgumentType]
-    mistakes = []
-    for item in schema.walk(section, ""):
-        mistakes += [*check_type(item), *check_bounds(item), *check_choice(item)]
-    assert len(mistakes) == 1
+def test_a_recipe_with_another_value_than_a_part_is_told_what_to_write(
+    part: object, message: str
+) -> None:
+    section = Section()
+    with pytest.raises(UserError, match=message) as raised:
+        section.objective = part  # pyright: ignore[reportAttributeAccessIssue]
+    assert one_line(raised).startswith("objective=")
+    assert section == Section()  # the mistake has changed nothing
     with pytest.raises(UserError, match=message):
-        raise UserError(mistakes[0])
+        Section(objective=part)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_part_cannot_be_changed_in_place() -> None:
+    with pytest.raises(UserError, match=r"clip.low=0.1: .* assign another one, such as Clip\(low="):
+        Clip().low = 0.1  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_the_help_on_a_setting_lists_its_parts_and_their_arguments() -> None:
@@ -257,34 +301,30 @@ def test_the_help_on_a_setting_lists_its_parts_and_their_arguments() -> None:
 
 
 def test_arguments_of_all_parts_are_counted() -> None:
-    [item] = [item for item in schema.walk(Section(), "") if item.name == "objective"]
-    assert len(list(describe.arguments_of(item.type))) == 8  # the length of the weight included
+    assert len(list(describe.arguments_of(PARTS))) == 8  # the length of the weight included
 
 
 # -- Parts of all settings -------------------------------------------------------------------------
 
 SETTINGS_WITH_PARTS = {
-    item.name: item.type.parts
-    for item in schema.list_settings(config.Config())
-    if item.type.parts and not item.part
+    item.name: item.parts
+    for item in config.list_settings(config.Config())
+    if item.parts and not item.part
 }
 CHOICES = [(name, part) for name, parts in SETTINGS_WITH_PARTS.items() for part in parts]
 
 
 @pytest.mark.parametrize(("name", "part"), CHOICES, ids=str)
-def test_a_recipe_with_the_name_of_a_part_is_told_what_to_write(
-    name: str, part: type | None, capsys: pytest.CaptureFixture[str]
+def test_a_recipe_with_the_name_of_a_part_is_told_what_code_makes_it(
+    name: str, part: type | None
 ) -> None:
     """The advice is code that runs, and makes the part."""
-    settings = config.Config()
-    section, _, field_name = name.rpartition(".")
-    owner = operator.attrgetter(section)(settings) if section else settings
-    setattr(owner, field_name, part_name(part))
+    place = flags.find_place(config.Config(), name)
+    with pytest.raises(UserError) as raised:
+        setattr(place.section, place.field, part_name(part))
 
-    with pytest.raises(SystemExit):
-        cli.parse_settings(settings, [f"--config.{name}={part_name(part)}"])
-
-    message = capsys.readouterr().err.strip()
+    message = one_line(raised)
+    assert message.startswith(f"{name}={part_name(part)} is text")
     written = re.fullmatch(r".* write (\S+?)(?: \((from \S+ import \S+)\))?", message)
     assert written is not None, message
     names: dict[str, object] = {}
@@ -292,31 +332,41 @@ def test_a_recipe_with_the_name_of_a_part_is_told_what_to_write(
     assert eval(written[1], names) == (None if part is None else part())
 
 
+# The step of a checkpoint has to be given.
+@pytest.mark.parametrize(
+    ("name", "part"), [choice for choice in CHOICES if choice[1] is not config.Checkpoint], ids=str
+)
+def test_the_shown_part_is_the_flag_that_chooses_it(name: str, part: type | None) -> None:
+    chosen = None if part is None else part()
+    settings = cli.parse_settings(config.Config(), [f"--config.{name}={show_part(chosen)}"])
+    assert flags.value_of(settings, name) == chosen
+
+
 def contradictions() -> Iterator[tuple[str, str]]:
     """Yields a flag that chooses a part, and one with an argument that only other parts have."""
     for name, parts in SETTINGS_WITH_PARTS.items():
-        arguments = {argument: part for part in parts if part for argument in field_types(part)}
+        arguments = {argument: part for part in parts if part for argument in fields_of(part)}
         for chosen, (argument, owner) in itertools.product(parts, arguments.items()):
-            if chosen is None or argument not in field_types(chosen):
+            if chosen is None or argument not in fields_of(chosen):
                 value = getattr(owner(), argument)
-                text = show_part(value) if field_types(owner)[argument].parts else str(value)
+                text = show_part(value) if parts_of(fields_of(owner)[argument]) else str(value)
                 yield f"--config.{name}={part_name(chosen)}", f"--config.{name}.{argument}={text}"
 
 
 CONTRADICTIONS = list(contradictions())
 
 
-@pytest.mark.parametrize("flags", CONTRADICTIONS, ids=" ".join)
+@pytest.mark.parametrize("pair", CONTRADICTIONS, ids=" ".join)
 def test_flags_that_contradict_each_other_are_one_error(
-    flags: tuple[str, str], capsys: pytest.CaptureFixture[str]
+    pair: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     messages = set()
-    for order in (flags, flags[::-1]):
+    for order in (pair, pair[::-1]):
         with pytest.raises(SystemExit):
             cli.parse_settings(config.Config(), list(order))
         messages.add(capsys.readouterr().err)
 
     [message] = messages
-    assert message.startswith(f"error: {flags[0]} and {flags[1].partition('=')[0]}=")
+    assert message.startswith(f"error: {pair[0]} and {pair[1].partition('=')[0]}=")
     assert "contradict each other" in message
     assert message.count("\n") == 1

@@ -1,6 +1,8 @@
 """Recipes: every preset is a config of its own that passes the checks."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -9,16 +11,12 @@ from settings_by_name import RECIPES, load_recipe
 from jzero import algorithms, config
 from jzero.config.presets import keep_truncation_rule
 from jzero.errors import UserError
+from jzero.fields import kind_of
 from jzero.planning.models import architecture
 from jzero.problems.problem_sets import Row
 from jzero.tasks.math_problems import to_problem
 from jzero.training.examples import add_system_prompt, turns_of
 
-DEFAULT_TYPES = {
-    setting.name: type(setting.value)
-    for setting in config.list_settings(config.Config())
-    if not config.names_part(setting.name)
-}
 PRESETS = [
     (recipe, preset)
     for recipe in RECIPES
@@ -40,15 +38,25 @@ def test_every_preset_is_possible(recipe, preset) -> None:
     assert written["rollout"]["group_size"] == settings.rollout.group_size
     for setting in config.list_settings(settings):
         # An int where a float belongs could not be changed to 0.5.
-        if not setting.type.parts:
-            kind = DEFAULT_TYPES.get(setting.name, setting.kind)
-            assert type(setting.value) is kind, setting.name
+        if not setting.parts:
+            assert type(setting.value) is kind_of(setting.field), setting.name
+
+
+def test_every_recipe_loads_without_jax() -> None:
+    """A mistake in a command with a recipe is reported before seconds of imports."""
+    script = (
+        "import sys; from jzero import main\n"
+        "for path in main.recipe_files(): main.load_recipe(f'{path}:tiny')\n"
+        "print(len(main.recipe_files()), {'jax', 'transformers', 'torch'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == f"{len(RECIPES)} set()\n", done.stderr
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_preset_is_a_new_config_in_each_call(recipe) -> None:
     module = load_recipe(recipe)
-    module.get_config("tiny").rollout.num_slots = -1
+    module.get_config("tiny").rollout.num_slots = 0
     assert module.get_config("tiny").rollout.num_slots > 0
 
 

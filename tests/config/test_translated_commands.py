@@ -30,7 +30,6 @@ from jzero.problems import problem_sets
 
 pytestmark = [
     pytest.mark.usefixtures("quick_runs"),
-    pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning"),  # of ml_collections
 ]
 
 BLOCK = re.compile(r"```sh\n(.*?)```", re.DOTALL)

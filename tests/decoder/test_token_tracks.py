@@ -22,10 +22,10 @@ from jzero import config
 from jzero.algorithms import ADVANTAGES, Algorithm
 from jzero.decoder.engine import Samples
 from jzero.decoder.serialization import rollouts_from_bytes, rollouts_to_bytes
+from jzero.fields import fields_of, parts_of
 from jzero.model import qwen
 from jzero.model.base_model import read_base_model
 from jzero.rollout.sampler import Sampler
-from jzero.setting import field_types
 from jzero.sharding.mesh import train_mesh
 from jzero.tasks import guess
 from jzero.tokens import TRACKS
@@ -48,8 +48,10 @@ def track(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         assert block is not None, f"{name} is not on the page"
         (tmp_path / name).write_text(block[1], encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    tables = ADVANTAGES, TRACKS, field_types(Algorithm)
+    tables = ADVANTAGES, TRACKS
     before = [dict(table) for table in tables]
+    parts = parts_of(fields_of(Algorithm)["advantage"])
+    parts_before = list(parts)
     importlib.import_module("my_tracks")
     yield
     for name in FILES:
@@ -57,6 +59,7 @@ def track(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for table, entries in zip(tables, before, strict=True):
         table.clear()
         table.update(entries)
+    parts[:] = parts_before
 
 
 def settings_of_track(**rollout: object) -> config.Config:
@@ -177,7 +180,7 @@ def test_a_track_arrives_in_the_update(in_chunks: bool) -> None:
 @pytest.mark.thorough
 def test_a_track_survives_a_checkpoint_between_two_steps() -> None:
     """An asynchronous step leaves unfinished episodes to the next one, in another process."""
-    settings = settings_of_track(max_staleness=1, num_slots=3)
+    settings = settings_of_track(placement="together(max_staleness=1)", num_slots=3)
     with Pool(1) as pool:
         played = play(settings, pool)
         first = stream_of(played.sampler, settings)

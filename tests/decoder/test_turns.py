@@ -219,7 +219,7 @@ def test_every_prompt_extends_the_last_by_the_response_and_the_reply() -> None:
 
 @pytest.mark.thorough
 def test_rewards_and_the_end_of_an_episode() -> None:
-    rollouts = played(reward_bias=0.25, reward_scaling=2.0)
+    rollouts = played(turn_reward=turns.Success(bias=0.25, scaling=2.0))
     num_solved = 0
     for rollout in rollouts:
         is_right = [grade_of(turn).correct for turn in rollout.turns]

@@ -13,7 +13,7 @@ from scoring_server import ScoringServer, served
 from transformers import AddedToken
 
 from jzero.algorithms import Distillation
-from jzero.algorithms.distillation import distill
+from jzero.algorithms.presets import distill
 from jzero.config import AdapterConfig, Config
 from jzero.distillation.build import check_length, check_teacher, make_teacher, teacher_settings
 from jzero.errors import UserError

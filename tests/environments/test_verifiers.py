@@ -152,7 +152,7 @@ def test_a_run_trains_on_such_an_environment(environment: dict[str, str], tmp_pa
         --config.rollout.num_prompts=2 --config.rollout.group_size=2 --config.rollout.max_turns=2
         --config.rollout.max_prompt_tokens=1024 --config.rollout.max_new_tokens=16
         --config.rollout.max_reply_tokens=64 --config.rollout.num_slots=4
-        --config.warm_start.steps=0 --config.train.steps=2 --config.eval.problems=1
+        --config.warm_start=none --config.train.steps=2 --config.eval.problems=1
         --config.eval.samples=1 --config.eval.every=0 --config.train.logged_rollouts=4
     """
     subprocess.run(

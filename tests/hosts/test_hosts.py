@@ -447,7 +447,7 @@ def test_hosts_whose_episodes_differ_go_on_together(
     """
     changes = {
         "model.adapter.rank": rank,
-        "rollout.max_staleness": 1,
+        "rollout.placement.max_staleness": 1,
         "rollout.max_turns": 2,
         "rollout.max_reply_tokens": 96,
         "train.steps": num_steps,

@@ -508,7 +508,7 @@ def test_with_an_adapter_only_the_adapter_is_sent(
         *CHANGES,
         f"--config.model.path={model}",
         "--config.model.adapter.rank=2",
-        "--config.warm_start.steps=0",
+        "--config.warm_start=none",
         "--config.rollout.max_prompt_tokens=300",
         "--config.train.microbatch_tokens=2048",
         "--config.train.steps=2",

@@ -9,9 +9,7 @@ import pytest
 import reference
 from runs import ROOT
 
-from jzero import cli
-from jzero.config import Config, ModelConfig
-from jzero.config.old_settings import put_old_value
+from jzero.config import ModelConfig
 from jzero.errors import UserError
 from jzero.files import split_revision
 from jzero.model import huggingface
@@ -133,24 +131,3 @@ def test_a_known_model_with_a_revision_can_be_planned() -> None:
     assert commit_of(Path("runs/model")) == ""
     with pytest.raises(UserError, match="no such directory"):
         huggingface.resolve("./nowhere#v1")
-
-
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("", "model.revision=v1 is of a model on the hub, and model.path= is none"),
-        ("./export", "model.revision=v1 is of a model on the hub, and model.path=./export is"),
-        ("me/tiny#v2", "model.revision=v1: model.path=me/tiny#v2 has a revision: set one"),
-    ],
-)
-def test_a_revision_of_no_hub_model_is_a_mistake(path: str, message: str) -> None:
-    with pytest.raises(UserError) as error:
-        put_old_value(Config(model=ModelConfig(path=path)), "model.revision", "v1")
-    assert message in str(error.value)
-
-
-def test_the_old_setting_is_a_part_of_the_hub_id() -> None:
-    settings = cli.parse_settings(
-        Config(), ["--config.model.revision=v1", "--config.model.path=me/tiny"]
-    )
-    assert settings.model.path == "me/tiny#v1"

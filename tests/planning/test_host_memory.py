@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import reference
 
 from configs import countdown
 from jzero import config
@@ -25,7 +24,7 @@ def changed(**sections: dict[str, object]) -> Config:
     settings = countdown.get_config("tiny")
     for name, values in sections.items():
         for field, value in values.items():
-            reference.change(settings, f"{name}.{field}", value)
+            config.put_value(settings, f"{name}.{field}", value)
     return settings
 
 
@@ -34,8 +33,14 @@ def changed(**sections: dict[str, object]) -> Config:
     [
         ({"rollout": {"num_prompts": 10**9}}, "rollout.num_prompts=1000000000"),
         ({"rollout": {"group_size": 10**9}}, "rollout.group_size=1000000000"),
-        ({"rollout": {"max_staleness": 10**9}}, "rollout.placement.max_staleness=1000000000"),
-        ({"rollout": {"max_staleness": 1, "max_running_groups": 10**9}}, "max_running_groups=1000"),
+        (
+            {"rollout": {"placement.max_staleness": 10**9}},
+            "rollout.placement.max_staleness=1000000000",
+        ),
+        (
+            {"rollout": {"placement": "together(max_staleness=1,max_running_groups=1000000000)"}},
+            "max_running_groups=1000000000",
+        ),
         ({"rollout": {"num_slots": 10**9}}, "rollout.num_slots=1000000000"),
         ({"rollout": {"num_pages": 2**31 - 1}}, "rollout.num_pages=2147483647"),
         ({"rollout": {"decode_steps": 10**9}}, "rollout.decode_steps=1000000000"),

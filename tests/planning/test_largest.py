@@ -75,7 +75,6 @@ def test_methods_are_columns(small_table: None, monkeypatch: pytest.MonkeyPatch)
     assert text.splitlines()[2].split() == ["1024", "none", "none"]
 
 
-@pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")  # of ml_collections
 def test_the_command_prints_the_table_and_writes_it(
     small_table: None,
     monkeypatch: pytest.MonkeyPatch,

@@ -8,7 +8,7 @@ import pytest
 import reference
 from tiny import small_settings
 
-from jzero.algorithms.distillation import distill
+from jzero.algorithms.presets import distill
 from jzero.config import AdapterConfig, Config, teachers
 from jzero.distillation.in_process import abstract_teacher, load_teacher, teacher_learner
 from jzero.model import adapters, huggingface, peft, qwen

@@ -1,19 +1,23 @@
-"""A task's own settings: `task.options=name=value` parsed by the types of the task's dataclass."""
+"""A task's own settings: `task.options=name=value` parsed by the types of the task's record."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import pytest
 
 from jzero import cli, config
+from jzero.errors import UserError
+from jzero.fields import Field, record
 from jzero.problems.options import read_known_options, read_options
 
 
-@dataclass(frozen=True)
+@record
 class Options:
-    largest: int = 7
+    largest: int = Field(default=7, le=99)
     bonus: float = 0.0
     spoken: bool = False
     name: str = ""
+    unit: Literal["exact", "convert"] = "exact"
 
 
 def test_options_have_the_types_of_their_fields() -> None:
@@ -39,17 +43,30 @@ def test_flags_give_options_one_by_one_and_replace_those_of_the_recipe() -> None
     [
         ("largest", "'largest' is not an option of this task: use largest=int, bonus=float"),
         ("smallest=1", "'smallest=1' is not an option of this task"),
-        ("largest=7.5", "'largest=7.5': '7.5' is not of type int"),
-        ("spoken=1", "'spoken=1': '1' is not of type bool"),
+        ("largest=7.5", "task.options=largest=7.5 must be a whole number"),
+        ("largest=100", "task.options=largest=100 must be at most 99"),
+        ("largest=-1", "task.options=largest=-1 must be at least 0"),
+        ("bonus=nan", "task.options=bonus=nan must be a finite number"),
+        ("spoken=perhaps", "task.options=spoken=perhaps must be True or False"),
+        ("unit=km", "task.options=unit=km is not one of exact, convert"),
     ],
 )
 def test_mistakes_name_the_option_and_its_type(option, message) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         read_options(Options, (option,))
 
 
 def test_options_of_another_task_are_left_out_and_wrong_values_are_not() -> None:
     options = ("reward=all", "largest=9")
     assert read_known_options(Options, options) == Options(largest=9)
-    with pytest.raises(ValueError, match="'x' is not of type int"):
+    with pytest.raises(UserError, match="task.options=largest=x must be a whole number"):
         read_known_options(Options, ("reward=all", "largest=x"))
+
+
+def test_a_class_that_is_not_a_record_is_told_how_to_become_one() -> None:
+    @dataclass(frozen=True)
+    class Plain:
+        largest: int = 7
+
+    with pytest.raises(UserError, match="Plain has no settings: write it with @record"):
+        read_options(Plain, ("largest=9",))

@@ -37,9 +37,8 @@ def test_no_group_is_too_old_and_none_waits_forever(
     """Groups end in any order, between any two steps; some are lost; the process is killed."""
     settings = tiny_settings(
         rollout={
-            "max_staleness": max_staleness,
+            "placement": config.Together(max_staleness, max_running),
             "num_prompts": num_prompts,
-            "max_running_groups": max_running,
             "group_size": 2,
             "max_turns": 1,
             "num_slots": 4,
@@ -112,7 +111,7 @@ def test_admission_tokenizes_each_prompt_once(
         return encode(tok, text)
 
     monkeypatch.setattr(tokenizer, "encode", record)
-    settings = tiny_settings(rollout={"max_staleness": 2, "max_turns": 1})
+    settings = tiny_settings(rollout={"placement.max_staleness": 2, "max_turns": 1})
     stream = stream_of(sampler, settings)
     for version in range(2):
         stream.admit(version)
@@ -127,21 +126,33 @@ def test_admission_tokenizes_each_prompt_once(
 
 
 def asynchronous(
-    max_staleness: int = 1, warm_start_steps: int = 5, **sections: dict[str, object]
+    max_staleness: int = 1,
+    warm_start_steps: int = 5,
+    num_decoding: int = 0,
+    **sections: dict[str, object],
 ) -> config.Config:
-    """Returns settings of a run with one turn of up to 8 tokens: episodes differ in length."""
-    return tiny_settings(
+    """Returns settings of a run with one turn of up to 8 tokens: episodes differ in length.
+
+    num_decoding: number of devices that only decode. 0: all do both.
+    """
+    placement = config.Together(max_staleness)
+    if num_decoding:
+        placement = config.Apart(max_staleness, devices=num_decoding)
+    settings = tiny_settings(
         rollout={
             "max_turns": 1,
             "max_new_tokens": 8,
-            "max_staleness": max_staleness,
+            "placement": placement,
             "num_slots": 8,
         },
-        warm_start={"steps": warm_start_steps, "tries": 1.0},
+        warm_start={"steps": warm_start_steps or 1, "tries": 1.0},
         task={"reward": config.RewardConfig(functions=("accuracy", "length"))},
         eval={"every": 0, "problems": 0},
         **sections,
     )
+    if not warm_start_steps:
+        settings.warm_start = None
+    return settings
 
 
 def rows_of(workdir: Path) -> list[dict]:
@@ -281,7 +292,8 @@ def test_other_devices_decode_meanwhile(tmp_path: Path) -> None:
     for num_steps in (3, 6):
         settings = asynchronous(
             warm_start_steps=0,
-            mesh={"decode_devices": 2, "fsdp": 2},
+            num_decoding=2,
+            mesh={"fsdp": 2},
             optimizer={"lr": 1e-5},
             train={"steps": num_steps, "logged_rollouts": 16},
         )

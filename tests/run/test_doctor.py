@@ -15,11 +15,11 @@ from jzero.config import Config, Rows, flatten, to_json
 from jzero.config.data_sources import DATA_SETTINGS
 from jzero.config.turns import Score
 from jzero.errors import UserError
+from jzero.fields import fields_of
 from jzero.files import read_jsonl
 from jzero.run import doctor
 from jzero.run.doctor import REMARKS, Doctor, Finding
 from jzero.run.metrics import find_metric
-from jzero.setting import field_types
 
 ROOT = Path(__file__).resolve().parents[2]
 # Metrics of the first steps of tiny recipes, by recipe: what the doctor reads, and their settings.
@@ -271,7 +271,7 @@ def test_a_quoted_response_is_short_and_on_one_line() -> None:
 def test_advice_names_settings_and_symptoms_name_metrics_that_exist() -> None:
     settings = {setting.name for setting in config.list_settings(Config())}
     # task.data.level_min is a flag: an argument of all data sets.
-    settings |= {f"{data}.{name}" for data in DATA_SETTINGS for name in field_types(Rows)}
+    settings |= {f"{data}.{name}" for data in DATA_SETTINGS for name in fields_of(Rows)}
     for remark in REMARKS.values():
         named = re.findall(r"`(\w+\.\w[\w.]*)", remark.advice)
         assert not [name for name in named if name not in settings], remark.advice

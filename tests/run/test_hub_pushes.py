@@ -410,9 +410,9 @@ def test_a_run_without_a_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 PUSHED = (
     "--config.hub.push=every_checkpoint",
-    "--config.hub.repo=me/tiny",
+    "--config.hub.push.repo=me/tiny",
     "--config.hub.card.tags=mine",
-    "--config.hub.language=en",
+    "--config.hub.card.language=en",
     "--config.hub.push.on_push=echo {repo} {revision} {step}",
     "--config.train.steps=6",
     "--config.train.checkpoint_every=2",
@@ -465,7 +465,7 @@ def test_a_run_ends_as_usual_without_its_hub(environment: dict[str, str], tmp_pa
             environment | hub.environment(),
             workdir,
             *PUSHED,
-            "--config.hub.retries=0",
+            "--config.hub.push.retries=0",
             "--config.train.steps=3",
         )
         out, _ = finish(process, seconds=MOST_SECONDS)

@@ -45,7 +45,7 @@ def test_later_steps_are_refused_unless_told(workdir: Path) -> None:
     before = files(workdir)
     train = TrainConfig(resume_from=Checkpoint(4))
 
-    with pytest.raises(UserError, match="resume_from=4: .* steps up to 12, which would be lost"):
+    with pytest.raises(UserError, match="step=4: .* steps up to 12, which would be lost"):
         steps_to_discard(workdir, train)
     with pytest.raises(UserError, match="set train.resume_from.discard_later=True"):
         go_back(workdir, train)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jzero.config import TrainConfig, unknown_names
+from jzero.config import TrainConfig
 from jzero.errors import UserError
 from jzero.files import read_jsonl
 from jzero.run.metrics_writer import MetricsWriter
@@ -78,19 +78,6 @@ def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
 def test_a_tracker_is_named_once() -> None:
     with pytest.raises(UserError, match="names tensorboard 2 times"):
         check_trackers(["tensorboard", "tensorboard(directory=x)"])
-
-
-@pytest.mark.parametrize(
-    ("setting", "advice"),
-    [
-        ("wandb_project", "set train.trackers='wandb(project=NAME)'"),
-        ("trackio_project", "set train.trackers='trackio(project=NAME)'"),
-        ("trackio_space", "set train.trackers='trackio(project=NAME, space=USER/NAME)'"),
-        ("log_completions", "train.trackers sends them"),
-    ],
-)
-def test_the_settings_of_earlier_versions_name_the_new_one(setting: str, advice: str) -> None:
-    assert advice in unknown_names([f"train.{setting}"])
 
 
 # -- A user-defined tracker ------------------------------------------------------------------------

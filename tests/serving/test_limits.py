@@ -4,7 +4,6 @@ import json
 import re
 import threading
 import time
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from tokenizers.processors import TemplateProcessing
 
 from jzero import serve
 from jzero.errors import UserError
+from jzero.fields import fields_of
 from jzero.model import tokenizer
 from jzero.servers.limits import flag_name
 from jzero.serving.http import refuse
@@ -41,8 +41,8 @@ def test_help_and_the_page_say_every_limit_and_its_default(capsys) -> None:
     help_text = " ".join(capsys.readouterr().out.split())
     rows = re.findall(r"^\| `(--[a-z-]+)` \| ([^|]+) \|", DOCS.read_text(), re.MULTILINE)
     defaults = {flag: default.strip() for flag, default in rows}
-    for item in fields(Limits):
-        flag = flag_name(item.name)
+    for name, item in fields_of(Limits).items():
+        flag = flag_name(name)
         assert float(defaults[flag]) == item.default
         assert re.search(rf"{flag} N [^()]*\(default {item.default}\)", help_text)
 
@@ -50,10 +50,10 @@ def test_help_and_the_page_say_every_limit_and_its_default(capsys) -> None:
 @pytest.mark.parametrize(
     "limits, message",
     [
-        ({"max_body_bytes": 0}, "--max-body-bytes=0: give a number from 1 on"),
-        ({"request_seconds": float("nan")}, "--request-seconds=nan: give"),
-        ({"grace_seconds": float("inf")}, "--grace-seconds=inf: give"),
-        ({"grace_seconds": -1}, "--grace-seconds=-1: give a number from 0 on"),
+        ({"max_body_bytes": 0}, "max_body_bytes=0 must be at least 1"),
+        ({"request_seconds": float("nan")}, "request_seconds=nan must be "),
+        ({"grace_seconds": float("inf")}, "grace_seconds=inf must be a finite number"),
+        ({"grace_seconds": -1}, "grace_seconds=-1 must be at least 0"),
         ({"max_waiting_sequences": 100}, "--max-waiting-sequences=100: a request may have 256"),
     ],
 )

@@ -57,7 +57,7 @@ def test_a_port_that_was_taken_meanwhile_is_refused_too() -> None:
         (["--host", "192.0.2.1"], "--host=192.0.2.1 --port=8000: cannot listen"),
         (["--port", "TAKEN"], "cannot listen (another process listens there): choose another"),
         (["--jetstream", "TAKEN"], "cannot listen (another process listens there)"),
-        (["--max-body-bytes", "0"], "--max-body-bytes=0: give a number from 1 on"),
+        (["--max-body-bytes", "0"], "--max-body-bytes=0 must be at least 1"),
         (["--api-key", ""], "--api-key: the key has to be"),
         (
             ["--jetstream", "0", "--api-key", "k"],

@@ -15,13 +15,13 @@ from runs import ROOT
 from jzero import config
 from jzero.config import Config
 from jzero.errors import UserError
+from jzero.fields import part_name
 from jzero.model import qwen
 from jzero.planning.chips import GIB, DescribedDevice, described_devices
 from jzero.planning.disk import parts_of_workdir
 from jzero.planning.largest import memory_of
 from jzero.planning.machines import Machine, plan_on
 from jzero.planning.models import KNOWN_MODELS
-from jzero.setting import part_name
 from jzero.sizing import choices, recipe
 from jzero.sizing.choices import Model, Sheet, Wishes
 from jzero.sizing.data import Data, read_data, read_environment
@@ -380,7 +380,7 @@ def parts() -> Iterator[tuple[str, str]]:
     """Yields every setting that has parts, with the name of each of its parts."""
     for setting in config.list_settings(config.Config()):
         if not setting.part:
-            for part in setting.type.parts:
+            for part in setting.parts:
                 yield setting.name, part_name(part)
 
 
@@ -390,14 +390,14 @@ def test_a_recipe_has_every_part_with_its_arguments(
 ) -> None:
     """As for `jzero train --config.algorithm.weight=constant`."""
     sheet = choose(data, model, cpu(16))
-    config.set_part(sheet.settings, name, part)
+    config.put_value(sheet.settings, name, part)
     path = tmp_path / "recipe.py"
     path.write_text(recipe.recipe_source(sheet.settings, sheet.choices, "Title.", path))
 
     assert load_recipe(path) == sheet.settings
 
 
-@pytest.mark.parametrize("flags", [{}, {"reward": "my.py:f"}, {"lora": True}])
+@pytest.mark.parametrize("flags", [{}, {"rewards": ("my.py:f",)}, {"lora": True}])
 def test_the_table_has_twelve_choices_in_80_columns(
     data: Data, model: Model, flags: dict[str, object]
 ) -> None:
@@ -416,9 +416,9 @@ def test_the_table_has_twelve_choices_in_80_columns(
 
 
 def test_the_folder_of_recipes_is_that_of_the_clone() -> None:
-    from jzero import main
+    from jzero import recipes
 
-    assert json.dumps(sorted(path.stem for path in main.RECIPES.glob("*.py"))) == json.dumps(
+    assert json.dumps(sorted(path.stem for path in recipes.RECIPES.glob("*.py"))) == json.dumps(
         sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
     )
 

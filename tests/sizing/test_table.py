@@ -17,11 +17,6 @@ from jzero.sizing.table import PAIRS, choose_row, format_table
 FAST = {("v5e-8", "Qwen2.5-3B"), ("T4", "Qwen2.5-0.5B"), ("laptop-8gb", "Qwen2.5-0.5B")}
 
 
-# `ml_collections` loads recipes with a function that is deprecated.
-LOADS_RECIPES = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
-
-
-@LOADS_RECIPES
 @pytest.mark.parametrize(
     "pair",
     [pair if pair in FAST else pytest.param(pair, marks=pytest.mark.thorough) for pair in PAIRS],
@@ -82,7 +77,6 @@ def test_the_table_has_20_pairs_of_9_machines() -> None:
     assert first.startswith("T4           Qwen2.5-0.5B")
 
 
-@LOADS_RECIPES
 @pytest.mark.parametrize(("disk", "status"), [(0, 0), (1, 1)])
 def test_plan_confirms_a_recipe_for_a_machine(
     disk: int,

@@ -15,7 +15,6 @@ from runs import read_jsonl, write_jsonl
 
 from jzero import config, evaluate, setup, train
 from jzero.config import Rows
-from jzero.config.architecture import with_entry
 from jzero.errors import UserError
 from jzero.files import split_commas
 from jzero.model import chat_template, tokenizer
@@ -737,7 +736,7 @@ def tiny_gsm8k(data: Path) -> config.Config:
     # The first 8 problems, 4 in a step: a pass over them takes two steps.
     settings.task.data = str(Rows(str(data / "gsm8k"), limit=8))
     settings.model.tokenizer = str(data / "qwen2_tokenizer")
-    settings.model.arch = with_entry(settings.model.arch, "num_hidden_layers", "1")
+    settings.model.arch = config.tiny_arch(num_hidden_layers=1)
     settings.train = replace(
         settings.train, steps=0, prompt_epochs=1.0, microbatch_tokens=1280, packs_per_row=2
     )

@@ -9,7 +9,7 @@ from descriptions import algorithm_of
 
 from jzero import algorithms
 from jzero.algorithms import Episodes
-from jzero.setting import part_name
+from jzero.fields import part_name
 from jzero.training.credit import (
     advantages_of_graded,
     make_episodes,

@@ -101,7 +101,7 @@ def test_fine_tuning_has_no_correction_for_stale_samples() -> None:
     mesh = train_mesh(1, 1, 1, jax.devices()[:1])
 
     def gradient_norm(max_staleness: int) -> float:
-        config = reference.settings(rollout={"max_staleness": max_staleness})
+        config = reference.settings(rollout={"placement.max_staleness": max_staleness})
         trainer = supervised_trainer(MODEL, mesh, config, row_tokens=32)
         learner = trainer.learner
         state = learner.start(reference.placed(learner, reference.random_params(MODEL)))

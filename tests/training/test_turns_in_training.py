@@ -17,8 +17,8 @@ from tiny import make_untrained_sampler, tiny_settings
 
 from jzero import algorithms, config
 from jzero.algorithms import ADVANTAGES, Algorithm, Episodes
+from jzero.fields import part_name
 from jzero.model import qwen
-from jzero.setting import part_name
 from jzero.sharding.mesh import train_mesh
 from jzero.tokens import Tokens
 from jzero.training.credit import make_episodes, spread_over_tokens, training_sequences

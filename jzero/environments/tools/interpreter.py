@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from jzero.config import Local
 from jzero.errors import UserError
+from jzero.fields import show_part
 from jzero.sandbox import levels
 from jzero.sandbox.client import Limits, shared_sandbox
 from jzero.sandbox.session import Session
-from jzero.setting import show_part
 
 if TYPE_CHECKING:
     from jzero.config import TaskConfig

@@ -20,8 +20,8 @@ from jzero.environments.tools.schemas import Schema, function_schema
 from jzero.environments.tools.search import Search
 from jzero.errors import UserError
 from jzero.json_values import member
+from jzero.notation import read_arguments
 from jzero.rewards.user_functions import find_function
-from jzero.setting import read_arguments
 
 if TYPE_CHECKING:
     from jzero.config import TaskConfig
