@@ -19,6 +19,8 @@ STEP = re.compile(r"step_([0-9]{1,16})")  # the name of an evaluation of a singl
 PLACE = "the record of the run:"  # begins the errors
 MAX_STEP = 2**53
 MAX_SECONDS = 1e12
+# The evaluations of a run so far, for pages that follow it; summary.json has them at the end.
+EVALUATIONS_FILE = "evaluations.json"
 
 
 @dataclass

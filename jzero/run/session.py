@@ -51,7 +51,7 @@ from jzero.run.memory import MemoryWatch, return_memory_of_compilations
 from jzero.run.metrics_writer import MetricsWriter
 from jzero.run.model_card import CardOptions, make_card
 from jzero.run.progress import Progress
-from jzero.run.record import RunRecord, step_of, summarize
+from jzero.run.record import EVALUATIONS_FILE, RunRecord, step_of, summarize
 from jzero.run.resume import go_back
 from jzero.run.samples import sample_lines
 from jzero.run.step_table import StepTable, expected_columns
@@ -320,6 +320,8 @@ class RunSession:
         """
         before = self.record.evaluations.get("before", {}) if name != "before" else {}
         self.record.evaluations[name] = values
+        text = json.dumps(self.record.evaluations, indent=1)
+        processes.write_once(self.workdir / EVALUATIONS_FILE, text)
         step = step_of(name, self.schedule.last_step) or 0
         self._callbacks.call("evaluation", step, values)
         self._report_time("eval", "evaluation")

@@ -12,6 +12,7 @@ from jzero.errors import UserError, reason_of
 from jzero.files import JsonObject, parse_json, read_bytes, read_text
 from jzero.json_values import is_finite_number
 from jzero.run.metrics import STEP_LINE, find_metric
+from jzero.run.record import EVALUATIONS_FILE
 from jzero.watching.metric_table import MetricTable, read_metrics
 from jzero.watching.rollouts import RolloutIndex, shorten
 
@@ -29,7 +30,8 @@ class WatchedRun:
         self.settings = config.flatten(self._read_json("config.json"))
         self.metrics = MetricTable(workdir / "metrics.jsonl", self.settings)
         self.rollouts = RolloutIndex(workdir)
-        self.training = ""  # "grpo", for example; known after `describe`
+        # "grpo", for example; "" if it is unknown, None before `describe`.
+        self.training: str | None = None
         self._lock = threading.Lock()  # of a refresh, and of reading its result
         self._state: JsonObject = {}
         self._version = ""
@@ -41,6 +43,11 @@ class WatchedRun:
             return parse_json(read_bytes(path, MAX_JSON_BYTES), path)
         except (OSError, UserError):
             return {}
+
+    def _read_summary(self) -> JsonObject:
+        """Returns summary.json; of a run that is going on, with its evaluations so far."""
+        evaluations = self._read_json(EVALUATIONS_FILE)
+        return self._read_json("summary.json") | ({"eval_all": evaluations} if evaluations else {})
 
     def refresh(self) -> None:
         """Reads what has been written since the last time."""
@@ -73,10 +80,10 @@ class WatchedRun:
                 self.metrics = MetricTable(self.workdir / "metrics.jsonl", settings)
         self.rollouts.poll()
         self.metrics.poll(self.rollouts.rows_of_step)
-        summary = self._stat("summary.json")
+        results = f"{self._stat('summary.json')}.{self._stat(EVALUATIONS_FILE)}"
         # The state is built again only if its inputs have changed: curves of a long run take a
         # while.
-        version = f"{self.metrics.version}.{summary}.{bool(self.settings)}.{self.training}"
+        version = f"{self.metrics.version}.{results}.{bool(self.settings)}.{self.training}"
         if version != self._version:
             self._state = self._make_state()
             self._version = version
@@ -101,7 +108,7 @@ class WatchedRun:
         return self._empty_state() | {
             "config": shorten(self.settings),
             "versions": shorten(self._read_json("versions.json")),
-            "summary": shorten(shown_summary(self._read_json("summary.json"))),
+            "summary": shorten(shown_summary(self._read_summary())),
             "curves": self.metrics.curves(),
             "axes": self.metrics.axes() if self.metrics.steps else [],
             "remarks": findings,
@@ -251,7 +258,7 @@ class Watcher:
 
     def _describe_runs(self) -> None:
         for run in self.runs:
-            if not run.training and run.settings:
+            if run.training is None and run.settings:
                 run.describe()
 
     def state(self, known_version: str) -> JsonObject:

@@ -19,11 +19,12 @@ from runs import started
 
 from jzero.errors import UserError
 from jzero.run.metrics_writer import MetricsWriter
+from jzero.run.record import EVALUATIONS_FILE
 from jzero.watching import rollouts
 from jzero.watching.lines import LineFile
 from jzero.watching.metric_table import MAX_POINTS, MetricTable
 from jzero.watching.rollouts import RolloutIndex, shorten
-from jzero.watching.runs import Watcher, find_runs
+from jzero.watching.runs import WatchedRun, Watcher, find_runs
 from jzero.watching.server import page_server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -220,6 +221,22 @@ def test_the_state_follows_the_files(tmp_path: Path) -> None:
         assert index["total"] == 8
         assert httpx.get(f"{url}rows?run=0&lines=7").json()[0]["response"] == "say 4 1"
         assert httpx.get(f"{url}search?run=0&text=SAY%204").json()["lines"] == [7, 6]
+
+
+def test_a_run_that_goes_on_has_its_evaluations_so_far(tmp_path: Path) -> None:
+    workdir = write_run(tmp_path / "run", 1)
+    run = WatchedRun(workdir)
+    run.refresh()
+    version, state = run.state()
+    assert "eval_all" not in state["summary"]
+    assert state["training"] is None  # not known yet, unlike "" of another version of jzero
+
+    (workdir / EVALUATIONS_FILE).write_text('{"before": {"eval/accuracy": 0.25}}')
+    run.refresh()
+
+    new_version, state = run.state()
+    assert new_version != version
+    assert state["summary"]["eval_all"] == {"before": {"eval/accuracy": 0.25}}
 
 
 @pytest.mark.parametrize(
