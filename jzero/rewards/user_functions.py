@@ -90,7 +90,7 @@ def split_name(name: str) -> Place:
 def file_of_module(module: str) -> str | None:
     """Returns the file that a user may mean by a module: my.py in the current directory.
 
-    Returns None if there is no such file, or a module of this name can be imported.
+    Returns None if there is no such file, or another module of this name can be imported.
     """
     if not all(part.isidentifier() for part in module.split(".")):
         return None
@@ -98,10 +98,12 @@ def file_of_module(module: str) -> str | None:
     if not file.is_file():
         return None
     try:
-        is_module = importlib.util.find_spec(module) is not None
+        spec = importlib.util.find_spec(module)
     except (ImportError, ValueError, AttributeError):  # its package cannot be imported
-        is_module = False
-    return None if is_module else str(file)
+        spec = None
+    # With `python -m` the current directory has modules, too.
+    is_other = spec is not None and (not spec.origin or Path(spec.origin) != file.resolve())
+    return None if is_other else str(file)
 
 
 @functools.cache

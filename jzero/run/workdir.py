@@ -121,20 +121,18 @@ def _check_same_run(path: Path, config_json: str) -> None:
         if len(changes) > MOST_CHANGES:
             shown_changes += f"; and {len(changes) - MOST_CHANGES} more settings"
         raise UserError(
-            f"{path} belongs to a run with other settings ({shown_changes}): use the same settings "
-            f"to resume, or another --workdir. {_start_from_weights(path.parent)}"
+            f"{path} belongs to a run with other settings ({shown_changes}): resume with the same "
+            f"settings, or use another --workdir, {_weights_of(path.parent)}"
         )
 
 
-def _start_from_weights(workdir: Path) -> str:
+def _weights_of(workdir: Path) -> str:
     """Returns how a new run starts from the weights of the run in a workdir."""
     exports = [export for export in workdir.glob("export-*") if export.name[7:].isdecimal()]
     if not exports:
-        return (
-            f"To start a new run from its weights, write them with jzero export --workdir {workdir}"
-        )
+        return "and jzero export to start from its weights"
     newest = max(exports, key=lambda export: int(export.name[7:]))
-    return f"To start a new run from its weights, set model.path={newest}"
+    return f"and model.path={newest} to start from its weights"
 
 
 def _flat_values(config_json: str, path: Path) -> dict[str, str]:

@@ -323,6 +323,25 @@ def test_rewards_are_added_with_their_weights(dry_run: Callable[..., Config], fo
     assert settings.task.reward.weights == (1.0, 0.5, 0.1)
 
 
+def test_a_module_of_the_current_directory_is_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nearby.py").write_text(REWARDS_FILE)
+    (tmp_path / "json.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+
+    names = ["nearby:own", "trl:nearby:lengths", "nearby:make(x='a:b')", "json:dumps", "none:f"]
+    found = [command.with_absolute_file(name) for name in names]
+    with pytest.raises(UserError, match="nearby is a file, .*: write nearby.py:own"):
+        rewards.check_function("nearby:own")
+    monkeypatch.syspath_prepend(tmp_path)  # as with python -m
+
+    file = tmp_path / "nearby.py"
+    assert found[:3] == [f"{file}:own", f"trl:{file}:lengths", f"{file}:make(x='a:b')"]
+    assert found[3:] == names[3:]
+    assert command.with_absolute_file("nearby:own") == f"{file}:own"
+
+
 def test_weights_need_a_reward_each(
     dry_run: Callable[..., Config], capsys: pytest.CaptureFixture[str]
 ) -> None:

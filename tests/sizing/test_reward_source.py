@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 
+from jzero import api
 from jzero.errors import UserError
 from jzero.rewards.user_functions import find_function
 from jzero.sizing.reward_source import module_source, names_of_rewards
@@ -65,6 +66,20 @@ def test_a_function_of_a_cell_gives_the_same_values_from_its_file(
     assert written is not cell.reward
     for response in ("", "yes", "no yes"):
         assert written(response, "yes") == cell.reward(response, "yes")
+
+
+def test_a_list_has_functions_of_cells_and_names(cell: ModuleType, tmp_path: Path) -> None:
+    names = names_of_rewards([cell.reward, "accuracy", cell.forth], tmp_path)
+
+    assert names == (f"{tmp_path}/reward.py:reward", "accuracy", f"{tmp_path}/reward.py:forth")
+    assert find_function(names[0])("yes", "yes") == cell.reward("yes", "yes")
+    assert find_function(names[2])(3) == cell.forth(3)
+    assert api.list_of_rewards([cell.reward, "accuracy"]) == [cell.reward, "accuracy"]
+    assert api.list_of_rewards("my.py:f") == ["my.py:f"]
+    assert api.list_of_rewards(cell.reward) == [cell.reward]
+    assert api.list_of_rewards(None) == []
+    with pytest.raises(UserError, match="two functions are called reward: rename one"):
+        names_of_rewards([cell.reward, cell.reward], tmp_path)
 
 
 def test_functions_may_call_each_other(cell: ModuleType) -> None:
