@@ -1,5 +1,6 @@
 """The terminal: phases with bars on a terminal, plain lines in a log."""
 
+import io
 import os
 import pty
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from jzero import terminal
+from jzero.run.doctor import Finding
 from jzero.run.samples import sample_lines
 from jzero.terminal import Phase, Terminal
 
@@ -313,3 +315,22 @@ def test_lines_are_broken_between_words_and_paths_lose_their_beginning() -> None
     assert max(map(len, lines)) <= 40
     assert lines[1].startswith("  ...") and lines[1].endswith("data.jsonl)")
     assert "task.options=answer_mark=number" in lines[-1]
+
+
+class Screen(io.StringIO):
+    """A stream that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_remarks_fit_a_terminal_and_stay_whole_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    remark = str(Finding(3, "truncated", "100 % are cut at their limit", "Raise the limit. " * 9))
+    monkeypatch.setenv("COLUMNS", "80")
+
+    monkeypatch.setattr(sys, "stdout", Screen())
+    lines = terminal.wrapped(remark, indent="").splitlines()
+    assert len(lines) == 3 and max(map(len, lines)) <= 80
+    assert all(line.startswith("  ") for line in lines[1:])
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    assert terminal.wrapped(remark) == remark
