@@ -50,7 +50,7 @@ from jzero.planning.machines import find_machine, format_verdict, plan_on
 from jzero.planning.models import hub_id_of, short_names
 from jzero.planning.packs import format_packs
 from jzero.planning.report import format_report, make_report
-from jzero.planning.sizing import choose_sizes
+from jzero.planning.sizing import choose_sizes, hold_a_row
 from jzero.sizing.table import format_table
 
 
@@ -74,6 +74,11 @@ def with_model(settings: Config, name: str | None) -> Config:
     if name:
         settings.model.path = hub_id_of(name)
     return settings
+
+
+def write_note(note: str) -> None:
+    if note:
+        terminal.write(f"note: {note}\n")
 
 
 def command() -> None:
@@ -116,9 +121,11 @@ def command() -> None:
         if args.machine:
             machine = find_machine(args.machine)
             settings = with_model(main.parse(remaining).settings, args.model)
+            settings, note = hold_a_row(settings, machine.devices)
             verdict = plan_on(
                 choose_sizes(settings, machine.devices, machine.device_bytes), machine
             )
+            write_note(note)
             terminal.write(format_verdict(settings, args.machine, verdict))
             sys.exit(0 if verdict.fits else 1)
         if not args.topology:
@@ -127,6 +134,8 @@ def command() -> None:
             print_largest(args.topology, remaining, args.json)
             return
         settings = with_model(main.parse(remaining).settings, args.model)
+        settings, note = hold_a_row(settings, described_devices(args.topology))
+        write_note(note)
         report = make_report(settings, args.topology, cache_directory(), args.search, args.score)
         if args.json:
             write_atomic(args.json, json.dumps(report.as_json(), indent=1))

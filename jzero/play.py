@@ -34,6 +34,10 @@ from jzero.types import JsonValue, Prompt
 T = TypeVar("T")
 
 QUIT = "/quit"
+NO_VERDICT = (
+    "note: every step with a reward above 0 counts as correct, and accuracies count such episodes. "
+    'If rewards are shaped, return the part "correct" in each step: {"progress": 0.1, "correct": 0}'
+)
 
 
 class Start(NamedTuple):
@@ -138,6 +142,9 @@ def play(
     total = sum(step.rewards.value for step in steps)
     end = "over" if steps and steps[-1].done else "not over"
     terminal.write(f"\n{len(steps)} steps, total reward {total:g}, {end}", target)
+
+    if any(step.is_correct and not step.has_verdict for step in steps):
+        terminal.write(NO_VERDICT, target)
 
     # Training rebuilds a lost episode in the same way, from its responses.
     second = replay(name, start, responses)

@@ -68,6 +68,7 @@ class Step(NamedTuple):
     reply: Prompt | None  # what the policy reads next; None if the episode is over
     rewards: Reward
     is_correct: bool
+    has_verdict: bool = False  # the environment returned the part `correct`
 
     @property
     def done(self) -> bool:
@@ -274,7 +275,9 @@ class UserEnvironment:
             is_correct = bool(reward[CORRECT])
             reward = {name: part for name, part in reward.items() if name != CORRECT} or 0.0
         read = bounds.read_reward(reward)
-        return Step(reply, read, read.value > 0 if is_correct is None else is_correct)
+        if is_correct is None:
+            return Step(reply, read, read.value > 0)
+        return Step(reply, read, is_correct, has_verdict=True)
 
     async def replay(self, gold: JsonValue, earlier: Turns) -> None:
         """Resets the environment and steps through the earlier turns.

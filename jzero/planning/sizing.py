@@ -111,6 +111,29 @@ def most_slots(devices: Sequence[DescribedDevice]) -> int:
     return MOST_SLOTS_OF_CPUS if is_cpu(devices) else MOST_SLOTS * len(devices)
 
 
+def hold_a_row(
+    config: Config,
+    devices: Sequence[DescribedDevice],
+) -> tuple[Config, str]:
+    """Returns the config with microbatches of at least one row on each device, and a sentence.
+
+    A recipe is made for a number of devices, and a plan may be for more. The sentence is "" if the
+    config stays as it is.
+    """
+    tokens = config.train.microbatch_tokens
+    if not tokens:
+        return config, ""
+    slots = config.rollout.num_slots
+    least = row_tokens(build(without_adapter_path(_with(config, 0, slots)), devices))
+    if tokens >= least:
+        return config, ""
+    sentence = (
+        f"train.microbatch_tokens={tokens} holds less than one row on each of {len(devices)} "
+        f"devices: planned with {least}; run with --config.train.microbatch_tokens={least}"
+    )
+    return _with(config, least, slots), sentence
+
+
 def choose_sizes(
     config: Config,
     devices: Sequence[DescribedDevice],

@@ -8,7 +8,9 @@ settings, and whether they fit, come from the same functions as for a run (`choi
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jzero import terminal
 from jzero.config import Config
+from jzero.planning.announcement import SECONDS_OF_HOUR, planned_hours
 from jzero.planning.chips import GIB
 from jzero.planning.disk import GB
 from jzero.planning.machines import MACHINES, Verdict, plan_on
@@ -55,7 +57,7 @@ class Row:
         settings = self.sheet.settings.model
         if not settings.adapter.rank:
             return "full"
-        base = ", int8 base" if settings.is_base_quantized else ""
+        base = ", int8" if settings.is_base_quantized else ""
         return f"LoRA {settings.adapter.rank}{base}"
 
 
@@ -72,28 +74,45 @@ def choose_row(machine_name: str, model_name: str) -> Row:
     return Row(machine_name, model_name, sheet, plan_on(sheet.settings, machine))
 
 
+LEGEND = f"""By arithmetic, for prompts of {PROMPT_TOKENS} and responses of {RESPONSE_TOKENS} tokens.
+For other lengths: jzero train ... --machine NAME --dry-run
+
+  batch       problems x responses of a step
+  micro       rows of a microbatch of the update, over all devices
+  slots       responses that are decoded at a time; few slots decode slowly
+  GiB         memory of each device, needed and there
+  disk        GB of the workdir
+  s/step      seconds of a step, estimated: 200 steps of 18 s are an hour
+"""
+
+
 def format_table(pairs: Sequence[tuple[str, str]] = PAIRS) -> str:
-    """Returns the table with one line for each pair of a machine and a model."""
+    """Returns the table, in 80 columns: one line for each pair of a machine and a model."""
     lines = [
-        f"{PROMPT_TOKENS} + {RESPONSE_TOKENS} tokens; GiB on each device and GB of disk, by "
-        "arithmetic",
-        f"{'machine':<13}{'model':<14}{'method':<19}{'batch':>9}{'row':>6}{'microbatch':>11}"
-        f"{'slots':>6}{'memory':>14}{'disk':>12}  checkpoints",
+        LEGEND,
+        f"{'machine':<12}{'model':<13}{'method':<14}{'batch':>7}{'micro':>6}{'slots':>6}"
+        f"{'GiB':>10}{'disk':>5}{'s/step':>7}",
     ]
-    for machine, model in pairs:
-        row = choose_row(machine, model)
-        verdict, settings = row.verdict, row.sheet.settings
-        if not verdict.fits or verdict.memory is None:
-            lines.append(f"{machine:<13}{model:<14}does not fit")
-            continue
-        train, rollout = settings.train, settings.rollout
-        batch = f"{rollout.num_prompts} x {rollout.group_size}"
-        tokens = rollout.max_prompt_tokens + train.packs_per_row * rollout.max_new_tokens
-        memory = f"{verdict.memory.needed / GIB:.1f} of {verdict.memory.available / GIB:.1f}"
-        disk = f"{verdict.disk.needed / GB:.0f} of {verdict.disk.available / GB:.0f}"
-        kept = f"{train.save}, {train.keep_checkpoints} kept"
-        lines.append(
-            f"{machine:<13}{model:<14}{row.method:<19}{batch:>9}{tokens:>6}"
-            f"{train.microbatch_tokens:>11}{rollout.num_slots:>6}{memory:>14}{disk:>12}  {kept}"
-        )
+    with terminal.phase("plan", total=len(pairs)) as phase:
+        for machine, model in pairs:
+            lines.append(f"{machine:<12}{model:<13}{_format_row(choose_row(machine, model))}")
+            phase.advance()
     return "\n".join(lines)
+
+
+def _format_row(row: Row) -> str:
+    verdict, settings = row.verdict, row.sheet.settings
+    if not verdict.fits or verdict.memory is None:
+        return "does not fit"
+    train, rollout = settings.train, settings.rollout
+    batch = f"{rollout.num_prompts}x{rollout.group_size}"
+    row_tokens = rollout.max_prompt_tokens + train.packs_per_row * rollout.max_new_tokens
+    rows = train.microbatch_tokens // row_tokens
+    memory = f"{verdict.memory.needed / GIB:.1f}/{verdict.memory.available / GIB:.1f}"
+    disk = f"{verdict.disk.needed / GB:.0f}"
+    hours = planned_hours(verdict.memory.run, steps=1)
+    seconds = "" if hours is None else f"{hours * SECONDS_OF_HOUR:,.0f}"
+    return (
+        f"{row.method:<14}{batch:>7}{rows:>6}{rollout.num_slots:>6}{memory:>10}{disk:>5}"
+        f"{seconds:>7}"
+    )

@@ -90,7 +90,9 @@ def test_a_reward_function_has_one_name(tmp_path: Path) -> None:
     metrics = [{"reward/my.py.short": 0.5}, {"reward/my.py.short": 0.7}]
     drawn = draw(write_run(tmp_path / "run", metrics))
 
-    assert any(title.startswith("reward/my.py:short") for title in drawn["figures"]), drawn["figures"]
+    assert any(title.startswith("reward/my.py:short") for title in drawn["figures"]), drawn[
+        "figures"
+    ]
     assert "my.py:short 0.5" in drawn["chips"]
     assert not any("/home/me" in text for text in drawn["chips"])
 

@@ -34,6 +34,11 @@ class Moody(Shop):
     def step(self, response):
         return "No.", float(next(_COUNT)), False
 
+class Shaped(Shop):
+    """Pays 0.1 for each try, and does not say what success is."""
+    def step(self, response):
+        return "No.", 0.1, False
+
 class Broken(Shop):
     def step(self, response):
         raise RuntimeError("out of pens")
@@ -76,6 +81,16 @@ def test_an_episode_is_printed_step_by_step(shop: Path) -> None:
         "2 steps, total reward 0.5, over",
         "played again: the same",
     ]
+
+
+def test_shaped_rewards_without_a_verdict_are_named(shop: Path) -> None:
+    """A reward above 0 counts as correct, so the accuracy of such an environment is 100 %."""
+    _, shaped = played(f"{shop}:Shaped", ["a"])
+    _, judged = played(f"{shop}:Shop", ["hm", "6"])
+
+    note = "every step with a reward above 0 counts as correct"
+    assert note in shaped and '{"progress": 0.1, "correct": 0}' in shaped
+    assert note not in judged
 
 
 def test_answers_after_the_end_are_not_sent(shop: Path) -> None:

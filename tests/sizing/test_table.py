@@ -73,8 +73,15 @@ def test_the_table_has_20_pairs_of_9_machines() -> None:
     assert len(MACHINES) == 9
     for _, model in PAIRS:
         assert hub_id_of(model)
-    first = format_table([("T4", "Qwen2.5-0.5B")]).splitlines()[-1]
-    assert first.startswith("T4           Qwen2.5-0.5B")
+    lines = format_table([("T4", "Qwen2.5-0.5B"), ("v5e-8", "Qwen2.5-3B")]).splitlines()
+    assert lines[-2].startswith("T4          Qwen2.5-0.5B")
+    assert all(len(line) <= 80 for line in lines), lines
+    # Every title that is not a word of its own is explained above.
+    [heads] = [line.split() for line in lines if line.startswith("machine ")]
+    for head in heads[3:]:
+        assert any(line.startswith(f"  {head} ") for line in lines), head
+    seconds = float(lines[-1].split()[-1].replace(",", ""))
+    assert 1 < seconds < 3600
 
 
 @pytest.mark.parametrize(("disk", "status"), [(0, 0), (1, 1)])
@@ -98,6 +105,21 @@ def test_plan_confirms_a_recipe_for_a_machine(
     out = capsys.readouterr().out
     assert ("the workdir DOES NOT FIT" in out) == bool(disk)
     assert out.splitlines()[-1] == ("does not fit" if disk else "fits")
+
+
+def test_a_plan_for_more_chips_takes_microbatches_that_hold_a_row_on_each(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--config", "configs/countdown.py:qwen2.5-7b", "--machine", "v5litepod-16"]
+    monkeypatch.setattr(sys, "argv", ["jzero.plan", *flags])
+
+    with pytest.raises(SystemExit) as ended:
+        plan.command()
+
+    assert ended.value.code in (0, 1)
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("note: train.microbatch_tokens=34816 holds less than one row on each")
+    assert first.endswith("run with --config.train.microbatch_tokens=69632")
 
 
 def test_an_unknown_machine_is_refused() -> None:
