@@ -74,7 +74,7 @@ def choose_row(machine_name: str, model_name: str) -> Row:
     return Row(machine_name, model_name, sheet, plan_on(sheet.settings, machine))
 
 
-LEGEND = f"""By arithmetic, for {PROMPT_TOKENS} tokens of a prompt and {RESPONSE_TOKENS} of a response.
+LEGEND = f"""By arithmetic: {PROMPT_TOKENS} prompt tokens, and {RESPONSE_TOKENS} of a response.
 For other lengths: jzero train ... --machine NAME --dry-run
 
   batch       problems x responses of a step
