@@ -220,7 +220,7 @@ def _find_answers(sample: "datasets.Dataset", rows: Rows, problem_column: str) -
     """Returns the column of answers and the reason for it; "" if the set has none."""
     usual = (*problem_sets.COLUMN_NAMES["answer"], *MORE_ANSWERS)
     # Not every conversation ends with an answer.
-    names = [name for name in usual if not _references(sample, name)]
+    names = [name for name in usual if not _has_conversations(sample, name)]
     column, reason = _find(sample, rows.path, "answer", rows.answer, names)
     if column:
         return column, reason
@@ -232,6 +232,13 @@ def _find_answers(sample: "datasets.Dataset", rows: Rows, problem_column: str) -
         if references:
             reason = NO_ANSWER_STATED
     return "", reason
+
+
+def _has_conversations(sample: "datasets.Dataset", column: str) -> bool:
+    """Returns whether a set has a column of conversations of this name."""
+    if not problem_sets.has_column(sample, column):
+        return False
+    return any(map(problem_sets.is_conversation, problem_sets.column_values(sample, column)))
 
 
 def _references(sample: "datasets.Dataset", column: str) -> list[str]:

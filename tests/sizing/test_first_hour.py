@@ -211,6 +211,7 @@ PAIRS = [(layout, reward) for layout in LAYOUTS for reward in REWARDS]
     "trl_solution-my.py:against_tests",
     "openai-",
     "openai_prose-my.py:own",
+    "openai_asked-my.py:own",
     "mbpp-code",
     "same_question-accuracy",
 )
