@@ -28,11 +28,11 @@ import measure
 import numpy as np
 
 from jzero import cli
+from jzero.commands.evaluate import defaults, load
 from jzero.config import drafts
 from jzero.decoder.engine import Engine
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.sequence import DecodeCounters, Sequence, make_groups
-from jzero.evaluate import defaults, load
 from jzero.model import tokenizer
 from jzero.notation import read_part
 from jzero.rollout.sampler import Sampler, make_seed

@@ -35,8 +35,8 @@ from jzero import cli, setup
 from jzero.config import Config, WarmStart
 from jzero.config.schema import Dtype
 from jzero.hosts import interrupt
+from jzero.loops.rl import sample_rollouts
 from jzero.model import qwen
-from jzero.train import sample_rollouts
 from jzero.training.frozen_base import load_model
 from jzero.training.step import make_minibatches, update_on_rollouts
 from jzero.types import Rollout

@@ -31,14 +31,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jzero import algorithms, cli, main, recipes, setup
+from jzero import algorithms, cli, main, recipe_files, setup
 from jzero.attention import xla
 from jzero.config import Config
 from jzero.hosts import interrupt
+from jzero.loops.rl import sample_rollouts
 from jzero.model import qwen
 from jzero.rollout.evaluation import evaluate, evaluation_metrics
 from jzero.sharding.publish import bytes_of_one_device
-from jzero.train import sample_rollouts
 from jzero.training.frozen_base import freeze_model, load_model
 from jzero.training.step import update_on_rollouts
 from jzero.types import Rollout, RowLayout
@@ -188,7 +188,7 @@ def make_parser(doc: str | None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--model", help="directory or hub id; default: the recipe's warm start")
     parser.add_argument(
-        "--config", default=f"{recipes.RECIPES / 'countdown.py'}:tiny-long", help="recipe"
+        "--config", default=f"{recipe_files.RECIPES / 'countdown.py'}:tiny-long", help="recipe"
     )
     parser.add_argument("--steps", type=int, default=4, help="of training, for the mismatch")
     return parser

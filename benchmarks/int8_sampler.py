@@ -33,10 +33,10 @@ import jax
 from jzero import cli, setup
 from jzero.config import Config
 from jzero.hosts import interrupt
+from jzero.loops.rl import sample_rollouts
 from jzero.model import qwen
 from jzero.planning.planned_run import kv_bytes_per_token
 from jzero.sharding.publish import bytes_of_one_device
-from jzero.train import sample_rollouts
 from jzero.training.frozen_base import load_model
 from jzero.training.step import update_on_rollouts
 from jzero.workers.pool import Pool

@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jzero import cli, main, recipes, setup
+from jzero import cli, main, recipe_files, setup
 from jzero.config import Config
 from jzero.decoder.scoring import Scoring, score_all
 from jzero.distillation.in_process import only_scored, scored_sequence
@@ -246,7 +246,7 @@ def parse(arguments: Sequence[str]) -> tuple[Config, list[Text], int, list[str]]
     parser.add_argument("--limit", type=int, default=64, help="number of solutions")
     parser.add_argument("--samples", type=int, default=16, help="number of sampled responses")
     parser.add_argument("--only", nargs="+", choices=PRECISIONS, default=[], metavar="PRECISION")
-    recipe = f"{recipes.RECIPES / 'gsm8k.py'}:smollm2-135m"
+    recipe = f"{recipe_files.RECIPES / 'gsm8k.py'}:smollm2-135m"
     parser.add_argument("--config", default=recipe, help="recipe")
     options, rest = parser.parse_known_args(arguments)
     settings = main.parse([f"--config={options.config}", *rest]).settings

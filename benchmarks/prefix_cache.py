@@ -29,11 +29,11 @@ import measure
 import numpy as np
 
 from jzero import cli
+from jzero.commands.evaluate import defaults, load
 from jzero.decoder.engine import Engine, Samples
 from jzero.decoder.prefill import prefill_width
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.sequence import DecodeCounters, Groups, Reply, Sequence
-from jzero.evaluate import defaults, load
 from jzero.model import tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.rollout.sampler import make_seed

@@ -8,7 +8,7 @@ this machine. --peer is an interpreter with PyTorch, transformers and TRL, by de
 `--peer none` measures jzero alone. The rows of the table:
 
     evaluate   greedy answers of at most 128 tokens to 64 questions of GSM8K, a whole process
-               each: `jzero.evaluate`, and `generate` of transformers in batches of 32
+               each: `jzero evaluate`, and `generate` of transformers in batches of 32
     gsm8k      an RL step of 4 questions with 8 answers of at most 64 tokens, whose reward is the
                parity of their length
     sums       an RL step of configs/sums.py: 16 problems with 16 answers of at most 8 tokens
@@ -268,7 +268,7 @@ def evaluations(args: argparse.Namespace, folder: Path) -> None:
     questions = folder / "questions.jsonl"
     lines = Path(args.data, "test.jsonl").read_text(encoding="utf-8").splitlines()
     questions.write_text("".join(line + "\n" for line in lines[:QUESTIONS]), encoding="utf-8")
-    command = [sys.executable, "-m", "jzero.evaluate", f"--model={args.model}"]
+    command = [sys.executable, "-m", "jzero", "evaluate", f"--model={args.model}"]
     command += [f"--suite=gsm8k={questions}", f"--out={folder / 'evaluation'}"]
     command += ["--config.task.template=chat", "--config.model.dtype=float32"]
     command += [f"--config.rollout.max_new_tokens={NEW_TOKENS}"]

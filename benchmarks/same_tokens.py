@@ -38,6 +38,7 @@ import measure
 import numpy as np
 
 from jzero import cli
+from jzero.commands.evaluate import defaults, load
 from jzero.config import RolloutConfig
 from jzero.config.architecture import tiny_arch
 from jzero.config.drafts import Draft, Group, History, Mtp, Ngram
@@ -45,7 +46,6 @@ from jzero.decoder.engine import ROLLOUTS, Engine, Samples
 from jzero.decoder.sampling import Filters
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.sequence import DecodeCounters, Groups, Reply, Sequence, make_groups
-from jzero.evaluate import defaults, load
 from jzero.model import qwen
 from jzero.model.new_model import new_model
 from jzero.rollout.sampler import make_seed

@@ -22,10 +22,10 @@ import numpy as np
 
 from jzero import cli, config, setup
 from jzero.decoder.sequence import EpisodeGroup
+from jzero.loops.rl import sample_rollouts
 from jzero.rollout.async_stream import RolloutStream
 from jzero.rollout.sampler import Sampler
 from jzero.run.environment import versions
-from jzero.train import sample_rollouts
 from jzero.training.step import update_on_rollouts
 from jzero.workers.pool import Pool
 

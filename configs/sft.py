@@ -27,7 +27,7 @@ openr1-distill-7b. What differs:
 - (mean of the loss): over the tokens of a step. TRL takes the mean of each GPU, and then the mean
   over the GPUs.
 - (evaluation of the published figures): lighteval at temperature 0.6 and top_p 0.95, with 32,768
-  tokens. Here: python -m jzero.evaluate with --suite and --config.eval.samples, .temperature and
+  tokens. Here: jzero evaluate with --suite and --config.eval.samples, .temperature and
   .top_p.
 
 The published recipe pads its examples. Here they are packed, and do not see each other.

@@ -14,7 +14,6 @@ import importlib
 import os
 import signal
 import sys
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -45,26 +44,18 @@ def _end_imports_at_once() -> None:
 _end_imports_at_once()
 
 __version__ = "0.2.0"
-CALLABLE = ("train", "evaluate")
-
-
-class CallableModule(ModuleType):
-    """The module jzero.train or jzero.evaluate: calling it calls the function in jzero.api.
-
-    `jzero.train` is a module, because the training loop is there, and Python sets the attribute of
-    a package to a submodule whenever that is imported.
-    """
-
-    def __call__(self, *args: object, **kwargs: object) -> object:
-        name = self.__name__.rpartition(".")[2]
-        function = getattr(importlib.import_module("jzero.api"), name)
-        return function(*args, **kwargs)
+# The functions of the package, each with its module. No module has the name of a function: Python
+# would set the attribute of the package to a module when that is imported.
+_FUNCTIONS = {
+    "train": ("jzero.api", "train"),
+    "evaluate": ("jzero.api", "evaluate"),
+    "open": ("jzero.opened", "open_model"),
+}
 
 
 def __getattr__(name: str) -> object:
     """Imports jzero.train, jzero.evaluate or jzero.open when it is first used."""
-    if name == "open":
-        return importlib.import_module("jzero.opened").open_model
-    if name not in CALLABLE:
+    if name not in _FUNCTIONS:
         raise AttributeError(f"module 'jzero' has no attribute {name!r}")
-    return importlib.import_module(f"jzero.{name}")
+    module, function = _FUNCTIONS[name]
+    return getattr(importlib.import_module(module), function)

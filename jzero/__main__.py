@@ -25,7 +25,9 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "train": Command("jzero.sizing.command:main", "train a model on your data, or run a recipe"),
-    "evaluate": Command("jzero.evaluate:main", "measure the accuracy of a run or of a model"),
+    "evaluate": Command(
+        "jzero.commands.evaluate:main", "measure the accuracy of a run or of a model"
+    ),
     "chat": Command("jzero.chat:main", "talk to a model in the terminal"),
     "compare": Command("jzero.compare:main", "compare two models on the same problems"),
     "sample": Command("jzero.sample:main", "sample for a run that trains on another machine"),

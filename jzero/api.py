@@ -20,11 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jzero import cli
-from jzero.config import Config, put_value, validate
-from jzero.config.data_sources import split_sources
-from jzero.config.flags import check_name
-from jzero.errors import UserError
-from jzero.evaluate import (
+from jzero.commands.evaluate import (
     SuiteSummary,
     check,
     defaults,
@@ -33,6 +29,10 @@ from jzero.evaluate import (
     run_on,
     settings_of_run,
 )
+from jzero.config import Config, put_value, validate
+from jzero.config.data_sources import split_sources
+from jzero.config.flags import check_name
+from jzero.errors import UserError
 from jzero.files import JsonObject, write_atomic
 from jzero.main import default_workdir, start
 from jzero.run import buckets

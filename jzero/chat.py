@@ -19,10 +19,10 @@ from typing import TextIO
 import numpy as np
 
 from jzero import cli, config, terminal
+from jzero.commands.evaluate import defaults, load, settings_of_run
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.sequence import Groups, make_groups
 from jzero.errors import UserError
-from jzero.evaluate import defaults, load, settings_of_run
 from jzero.model import qwen
 from jzero.problems.prompts import BOXED, NO_SYSTEM_PROMPT
 from jzero.rollout.sampler import Sampler, make_seed

@@ -27,9 +27,16 @@ import numpy as np
 from jaxtyping import Float
 
 from jzero import cli, config, terminal
+from jzero.commands.evaluate import (
+    HELD_OUT,
+    check,
+    held_out_problems,
+    load_suites,
+    run_on,
+    settings_of_run,
+)
 from jzero.config.data_sources import split_sources
 from jzero.errors import UserError
-from jzero.evaluate import HELD_OUT, check, held_out_problems, load_suites, run_on, settings_of_run
 from jzero.files import JsonObject, read_jsonl
 from jzero.hosts import peers, processes
 from jzero.run.accuracy import accuracy_text, percent, points

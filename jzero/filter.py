@@ -2,7 +2,7 @@
 
     python -m jzero.filter --data DATA --out FILE.jsonl [--rates FILE] [--against SUITE,...]
 
---rates is the file of pass rates that `python -m jzero.evaluate --suite mine=DATA
+--rates is the file of pass rates that `jzero evaluate --suite mine=DATA
 --config.eval.samples=8` wrote for the same set. Questions with a pass rate of at most --min or at
 least --max are dropped: groups of rollouts that are all wrong or all right teach nothing.
 --against drops the questions that share --ngram words in a row with a question of a suite
@@ -69,7 +69,7 @@ def rows_without_overlap(
 
 
 def read_rates(path: str) -> dict[int, float]:
-    """Returns the pass rate of each row, by its index, from a file that jzero.evaluate wrote.
+    """Returns the pass rate of each row, by its index, from a file that `jzero evaluate` wrote.
 
     Raises:
         UserError: the file cannot be read or has another format.
@@ -86,7 +86,7 @@ def read_rates(path: str) -> dict[int, float]:
         raise
     except (OSError, ValueError) as error:
         raise UserError(
-            f"--rates {path} is not a file that jzero.evaluate wrote ({reason_of(error)})"
+            f"--rates {path} is not a file that jzero evaluate wrote ({reason_of(error)})"
         ) from None
     return rates
 
@@ -99,7 +99,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--out", required=True, type=Path, help="JSON lines to write: the rows that are kept"
     )
     parser.add_argument("--force", action="store_true", help="replace --out if it exists")
-    parser.add_argument("--rates", help="file of pass rates that jzero.evaluate wrote")
+    parser.add_argument("--rates", help="file of pass rates that jzero evaluate wrote")
     parser.add_argument("--min", type=float, default=0.1, help="drop rows of this rate or less")
     parser.add_argument("--max", type=float, default=0.9, help="drop rows of this rate or more")
     known_suites = ", ".join(suites.SUITES)

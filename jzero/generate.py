@@ -32,10 +32,10 @@ from typing import TypeAlias
 import jax
 
 from jzero import cli, config, http, setup, terminal
+from jzero.commands.evaluate import defaults as model_defaults
+from jzero.commands.evaluate import load
 from jzero.config.data_sources import read_sources
 from jzero.errors import UserError
-from jzero.evaluate import defaults as model_defaults
-from jzero.evaluate import load
 from jzero.files import naming_full_disk, split_commas
 from jzero.generation import rows
 from jzero.generation.progress import Progress

@@ -17,7 +17,7 @@ from jzero.config import describe
 from jzero.config.flags import check_texts, split_flags
 from jzero.errors import UserError, shown
 from jzero.files import JsonObject
-from jzero.recipes import NO_RECIPE, load_recipe, recipe_files, recipe_help, split_recipe
+from jzero.recipe_files import NO_RECIPE, load_recipe, recipe_files, recipe_help, split_recipe
 
 # Modules that import JAX are imported by the functions that use them: a mistake in the command is
 # reported before.
@@ -73,8 +73,8 @@ def default_workdir(name: str) -> Path:
 def start(settings: config.Config, workdir: Path) -> JsonObject:
     """Trains, by RL or by supervised fine-tuning, and returns the summary of the run."""
     from jzero.hosts import processes
-    from jzero.sft import train as fine_tune
-    from jzero.train import train
+    from jzero.loops.rl import train
+    from jzero.loops.sft import train as fine_tune
 
     processes.print_once(f"config {settings.name}, workdir {workdir}")
     cli.keep_compiled_programs(workdir / "programs")

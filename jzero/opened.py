@@ -20,12 +20,12 @@ import numpy as np
 from jaxtyping import Float32, Int32
 
 from jzero import chat, config
+from jzero.commands.evaluate import load
 from jzero.decoder.engine import Samples
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.scoring import Scoring, score_all
 from jzero.decoder.sequence import make_groups
 from jzero.errors import UserError
-from jzero.evaluate import load
 from jzero.model import qwen, tokenizer
 from jzero.planning.fitting import set_cpu_devices
 from jzero.rollout.sampler import Sampler, make_seed

@@ -40,7 +40,7 @@ from pathlib import Path
 
 import jax
 
-from jzero import cli, main, recipes, terminal
+from jzero import cli, main, recipe_files, terminal
 from jzero.config import Config
 from jzero.files import write_atomic
 from jzero.planning.chips import described_devices
@@ -59,7 +59,7 @@ def print_largest(topology: str, arguments: list[str], json_file: str | None) ->
     has_recipe = any(argument.split("=")[0] == "--config" for argument in arguments)
     if not has_recipe:
         # Every known model is tried in the place of the recipe's model.
-        arguments = [f"--config={recipes.RECIPES / 'countdown.py'}:qwen2.5-3b", *arguments]
+        arguments = [f"--config={recipe_files.RECIPES / 'countdown.py'}:qwen2.5-3b", *arguments]
     settings = main.parse(arguments).settings
     devices = described_devices(topology)
     available = memory_of(devices[0])

@@ -29,10 +29,10 @@ import jax
 
 from jzero import cli, config, terminal
 from jzero.chat import dialogue_settings
+from jzero.commands.evaluate import load, load_with_adapters
 from jzero.cores import num_cores
 from jzero.decoder.adapter_bank import MOST_SHAPES, AdapterBank, HeldAdapter
 from jzero.errors import UserError
-from jzero.evaluate import load, load_with_adapters
 from jzero.hosts.platform import is_cpu_chosen
 from jzero.model import qwen
 from jzero.rollout.sampler import Sampler, make_seed

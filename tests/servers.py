@@ -26,7 +26,8 @@ from transformers import AddedToken, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
 
-from jzero import cli, evaluate
+from jzero import cli
+from jzero.commands import evaluate
 from jzero.decoder.engine import Engine
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.sequence import Sequence

@@ -13,10 +13,11 @@ import reference
 from safetensors.numpy import load_file, save_file
 from test_train import reproducible_metrics, tiny_run
 
-from jzero import algorithms, export, setup, sft, train
+from jzero import algorithms, export, setup
 from jzero.algorithms import Algorithm
 from jzero.config import AdapterConfig, Apart, Config, RewardConfig, tiny_arch
 from jzero.errors import UserError
+from jzero.loops import rl, sft
 from jzero.model import adapters, huggingface
 from jzero.run.checkpoint import Checkpoints
 
@@ -58,7 +59,7 @@ def test_a_run_with_an_adapter_resumes_to_the_same_numbers(tmp_path: Path) -> No
             kl_reward=0.05, kl=algorithms.KL(coef=0.01), reference_every=2
         )
         config = adapter_run(steps, ppo)
-        train.train(config, workdir)
+        rl.train(config, workdir)
         return config
 
     config = run(4, whole)
@@ -134,7 +135,7 @@ def test_a_run_on_an_int8_base_resumes_and_exports_the_original_weights(tmp_path
         config.task.reward = RewardConfig(functions=("accuracy", "length"))
         config.mesh.fsdp = 2
         config.mesh.tensor = 2
-        train.train(config, workdir)
+        rl.train(config, workdir)
         return config
 
     config = run(4, whole)
@@ -162,7 +163,7 @@ def test_a_run_on_an_int8_base_resumes_and_exports_the_original_weights(tmp_path
 
     config.model.base = "native"
     with pytest.raises(UserError, match=r'model.base: "int8" -> "native"'):
-        train.train(config, whole)
+        rl.train(config, whole)
 
 
 @pytest.mark.thorough
@@ -175,7 +176,7 @@ def test_devices_of_their_own_decode_while_others_train(tmp_path: Path) -> None:
     config.rollout.placement = Apart(devices=4)
     config.mesh.fsdp = 2
 
-    train.train(config, tmp_path)
+    rl.train(config, tmp_path)
 
     metrics = reproducible_metrics(tmp_path)
     assert [row["step"] for row in metrics] == [1, 2, 3]

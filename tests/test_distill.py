@@ -12,10 +12,11 @@ import reference
 from huggingface_hub import ModelCard
 from test_train import exported_weights, reproducible_metrics, tiny_run
 
-from jzero import algorithms, export, report, train
+from jzero import algorithms, export, report
 from jzero.algorithms.presets import distill
 from jzero.config import Config, teachers
 from jzero.export import Options
+from jzero.loops import rl
 from jzero.run import history
 
 pytestmark = pytest.mark.usefixtures("quick_runs", "explicit_transfers")
@@ -39,7 +40,7 @@ def teacher(
     config.model.arch = config.model.arch.replace("num_hidden_layers=1", "num_hidden_layers=2")
     config.warm_start = replace(config.warm_start, steps=40)
     with quickly():
-        return str(train.train(config, workdir / "run")["export"])
+        return str(rl.train(config, workdir / "run")["export"])
 
 
 @pytest.mark.slow
@@ -50,7 +51,7 @@ def test_a_student_comes_nearer_to_its_teacher(teacher: str, tmp_path: Path) -> 
     config.train.minibatches = 1
     config.name = "pupil"
 
-    summary = train.train(config, tmp_path / "run")
+    summary = rl.train(config, tmp_path / "run")
 
     distances = [row["distill/kl"] for row in reproducible_metrics(tmp_path / "run")]
     assert np.mean(distances[-4:]) < 0.8 * np.mean(distances[:4]), distances
@@ -83,7 +84,7 @@ def test_a_run_with_its_first_policy_as_teacher_resumes_to_the_same_numbers(
             distillation=algorithms.Distillation(coef=1.0)
         )
         config.train.microbatch_tokens = 512  # its prompts make longer rows
-        train.train(config, workdir)
+        rl.train(config, workdir)
 
     run(4, tmp_path / "whole")
     run(2, tmp_path / "resumed")
@@ -105,7 +106,7 @@ def test_the_recipe_runs_from_the_export_of_countdown(teacher: str, tmp_path: Pa
         setattr(config, section, getattr(small, section))
     config.teacher = teachers.Model(path=teacher)
 
-    summary = train.train(config, tmp_path / "run")
+    summary = rl.train(config, tmp_path / "run")
 
     assert summary["steps"] == 1
     assert json.loads((tmp_path / "run/config.json").read_text())["name"] == "distill-tiny"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from runs import read_jsonl
 
-from jzero import algorithms, train
+from jzero import algorithms
 from jzero.config import (
     Config,
     EvalConfig,
@@ -21,6 +21,7 @@ from jzero.config import (
     WarmStart,
     tiny_arch,
 )
+from jzero.loops import rl
 
 STEPS = 50
 
@@ -83,7 +84,7 @@ def countdown(model_type: str, dtype: str, microbatch_tokens: int, mesh: MeshCon
 def test_fifty_steps_have_the_bits_of_the_sampler(
     model_type: str, dtype: str, microbatch_tokens: int, mesh: MeshConfig, tmp_path: Path
 ) -> None:
-    train.train(countdown(model_type, dtype, microbatch_tokens, mesh), tmp_path)
+    rl.train(countdown(model_type, dtype, microbatch_tokens, mesh), tmp_path)
 
     rows = read_jsonl(tmp_path / "metrics.jsonl")
     assert len(rows) == STEPS

@@ -10,8 +10,9 @@ from runs import read_jsonl
 from test_train import tiny_run
 from tiny import tiny_settings
 
-from jzero import algorithms, train
+from jzero import algorithms
 from jzero.config import AdapterConfig, Config, RewardConfig, Together, tiny_arch
+from jzero.loops import rl
 
 
 def arch(name: str) -> str:
@@ -93,7 +94,7 @@ def test_a_run_with_windows(name: str, tmp_path: Path) -> None:
     config = make()
     config.model.arch = arch("tiny-gemma2" if "gemma2" in name else "tiny-gemma3")
 
-    train.train(config, tmp_path)
+    rl.train(config, tmp_path)
 
     rows = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if "policy/mismatch" in row]
     assert len(rows) == 3

@@ -13,9 +13,11 @@ from reference import assert_equal
 from test_adapter_runs import with_adapter
 from test_train import reproducible_metrics, tiny_run
 
-from jzero import algorithms, evaluate, export, serve, setup, sft, train
+from jzero import algorithms, export, serve, setup
+from jzero.commands import evaluate
 from jzero.config import AdapterConfig, Config, put_value, tiny_arch
 from jzero.errors import UserError
+from jzero.loops import rl, sft
 from jzero.model import adapters, huggingface, peft, qwen, tokenizer
 from jzero.model.new_model import new_model
 from jzero.setup import with_given_adapter
@@ -298,7 +300,7 @@ def test_the_reference_of_rl_is_the_given_adapter(
         config.rollout.kv_dtype = "float32"
         config.train.checkpoint_every = 1
         with_adapter(config, AdapterConfig(path=str(adapter)))
-        train.train(config, tmp_path / "run")
+        rl.train(config, tmp_path / "run")
         return reproducible_metrics(tmp_path / "run")
 
     run(1)

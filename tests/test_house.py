@@ -25,7 +25,7 @@ LAYERS = [
     ("rewards",),
     ("environments",),
     ("cli", "numerics"),
-    ("recipes",),
+    ("recipe_files",),
     ("attention",),
     ("model",),
     ("sharding",),
@@ -37,9 +37,9 @@ LAYERS = [
     ("run",),
     ("audits", "jobs"),
     ("setup",),
-    ("evaluate", "sample", "sft", "train", "watching"),
+    ("commands", "sample", "loops", "watching"),
     ("main", "generation", "serving"),
-    ("loops", "sizing"),
+    ("sizing",),
     (
         "api",
         "audit",
@@ -130,8 +130,8 @@ CONFIG_MODULES = {
     "config.schema",
     "config.serialization",
     # The loops, their set-up, and the files of a run.
-    "train",
-    "sft",
+    "loops.rl",
+    "loops.sft",
     "setup",
     "run.session",
     "run.history",  # the settings that differ from the defaults
@@ -411,7 +411,7 @@ OWN_FILES = {
     "hosts.preemption",  # /sys
     "generate",  # its own output
     "jobs.store_server",
-    "recipes",  # the recipe that is imported
+    "recipe_files",  # the recipe that is imported
     "planning.host_memory",  # /proc, /sys
     "run.tracker_process",
     "run.trackers",

@@ -10,9 +10,10 @@ from runs import read_jsonl
 from servers import load_alone, threaded_server
 from test_train import tiny_run
 
-from jzero import algorithms, train
+from jzero import algorithms
 from jzero.config import RewardConfig, tiny_arch
 from jzero.decoder.scoring import Scoring, score_all
+from jzero.loops import rl
 from jzero.model.tokenizer import encode
 from jzero.serving.limits import Limits
 
@@ -52,7 +53,7 @@ def test_a_hybrid_is_trained_exported_and_served(arch: str, tmp_path: Path) -> N
     config.task.reward = RewardConfig(functions=("accuracy", "length"))
     # Pages for 6 of 10 that the two slots of a device may ask for: some sequences are preempted.
     config.rollout.num_pages = 8 * 6
-    train.train(config, tmp_path)
+    rl.train(config, tmp_path)
 
     rows = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if "policy/mismatch" in row]
     assert len(rows) == 3

@@ -17,9 +17,10 @@ import runs
 from tiny import BEST, code_row, math_row, write_rows
 
 from configs import mixed as recipe
-from jzero import evaluate, train
+from jzero.commands import evaluate
 from jzero.config import Config, Local, put_value, tiny_arch, turns
 from jzero.errors import UserError
+from jzero.loops import rl
 
 # The default suite has the same turns and metrics without a policy: rollout/test_mixed_turns.py.
 pytestmark = [pytest.mark.usefixtures("quick_runs"), pytest.mark.thorough]
@@ -81,7 +82,7 @@ def finished(
     data = folder / "data"
     data.mkdir()
     with quickly():
-        train.train(tiny(write_data(data)), folder / "run")
+        rl.train(tiny(write_data(data)), folder / "run")
     return folder / "run"
 
 
@@ -164,9 +165,9 @@ def metrics_of(workdir: Path) -> list[dict]:
 @pytest.mark.slow
 def test_a_resumed_run_has_the_same_numbers(finished: Path, tmp_path: Path) -> None:
     data = finished.parent / "data"
-    train.train(tiny(data, train__steps=4), tmp_path / "whole")
-    train.train(tiny(data), tmp_path / "parts")
-    train.train(tiny(data, train__steps=4), tmp_path / "parts")
+    rl.train(tiny(data, train__steps=4), tmp_path / "whole")
+    rl.train(tiny(data), tmp_path / "parts")
+    rl.train(tiny(data, train__steps=4), tmp_path / "parts")
 
     assert metrics_of(tmp_path / "parts") == metrics_of(tmp_path / "whole")
     samples = [runs.rows(tmp_path / name / "samples.jsonl") for name in ("parts", "whole")]
@@ -184,7 +185,7 @@ def test_asynchronous_rollouts_have_both_tasks_before_and_after_a_resume(
     data = finished.parent / "data"
     for steps in (2, 4):
         settings = tiny(data, train__steps=steps, rollout__placement__max_staleness=2)
-        train.train(settings, tmp_path / "run")
+        rl.train(settings, tmp_path / "run")
 
     steps = runs.rows(tmp_path / "run" / "metrics.jsonl")
     assert [step["step"] for step in steps] == [1, 2, 3, 4]
@@ -199,12 +200,12 @@ def test_an_unknown_task_ends_the_run_before_it_begins(tmp_path: Path) -> None:
     rows = [digit_row(1), code_row(1), digit_row(2) | {"task": "poetry"}]
     settings = tiny(write_rows(tmp_path / "rows.jsonl", rows))
     with pytest.raises(UserError, match="row 2: the column task holds 'poetry'"):
-        train.train(settings, tmp_path / "run")
+        rl.train(settings, tmp_path / "run")
     assert not list((tmp_path / "run").glob("*.jsonl"))
 
 
 def test_a_suite_of_such_rows_is_evaluated_by_the_command(finished: Path, tmp_path: Path) -> None:
-    """`python -m jzero.evaluate --suite mine=FILE` with task.name=mixed, in two turns."""
+    """`jzero evaluate --suite mine=FILE` with task.name=mixed, in two turns."""
     data = finished.parent / "data"
     settings = tiny(data, eval__samples=2)
     settings.model.path = str(finished / "export-2")
@@ -227,10 +228,10 @@ def test_checkpoints_can_be_turned_off(finished: Path, tmp_path: Path) -> None:
     for every, expected in ((0, ["0", "2"]), (-1, [])):
         workdir = tmp_path / str(every)
         settings = tiny(finished.parent / "data", train__checkpoint_every=every)
-        train.train(settings, workdir)
+        rl.train(settings, workdir)
         assert sorted(path.name for path in (workdir / "checkpoints").iterdir()) == expected
         assert (workdir / "export-2" / "config.json").exists()
         if every == -1:
             with pytest.raises(UserError, match="metrics up to step 2 and no checkpoint"):
-                train.train(settings, workdir)
+                rl.train(settings, workdir)
     assert metrics_of(tmp_path / "0") == metrics_of(tmp_path / "-1")

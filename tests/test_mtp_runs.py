@@ -10,9 +10,10 @@ from safetensors.numpy import load_file
 from test_hybrid_runs import ARCH
 from test_train import tiny_run
 
-from jzero import algorithms, train
+from jzero import algorithms
 from jzero.config import RewardConfig
 from jzero.config.drafts import Mtp
+from jzero.loops import rl
 from jzero.model import huggingface, mtp
 
 
@@ -26,7 +27,7 @@ def test_a_head_is_trained_resumed_and_exported(tmp_path: Path) -> None:
         config.rollout.draft = Mtp(tokens=2, cost=1.0)
         # The lengths of responses differ, so that every step has something to train on.
         config.task.reward = RewardConfig(functions=("accuracy", "length"))
-        train.train(config, tmp_path)
+        rl.train(config, tmp_path)
 
     rows = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if "mtp/nll" in row]
     assert [row["step"] for row in rows] == [1, 2, 3]

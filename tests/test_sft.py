@@ -12,8 +12,8 @@ import pytest
 import reference
 from runs import PROGRAM, ROOT, finish, read_jsonl, timeless, write_jsonl
 
-from jzero import sft
 from jzero.config import Checkpoint, Config, put_value, tiny_arch
+from jzero.loops import sft
 from jzero.model import tokenizer
 from jzero.types import JsonValue
 

@@ -11,10 +11,11 @@ import pytest
 import tiny
 from runs import read_jsonl
 
-from jzero import algorithms, train
+from jzero import algorithms
 from jzero.algorithms import Algorithm
 from jzero.config import Config, TaskConfig, schedules
 from jzero.errors import UserError
+from jzero.loops import rl
 from jzero.rollout.collect import ROUND_STRIDE
 from jzero.tasks import find_task
 from jzero.types import JsonValue, Problem
@@ -62,7 +63,7 @@ def test_ppo_with_a_refreshed_reference_resumes_to_the_same_numbers(tmp_path: Pa
         )
         config = tiny_run(steps, ppo)
         config.train.export_every = 3
-        train.train(config, workdir)
+        rl.train(config, workdir)
 
     run(4, whole)
     run(2, resumed)
@@ -93,7 +94,7 @@ def test_ppo_with_a_refreshed_reference_resumes_to_the_same_numbers(tmp_path: Pa
 def test_dynamic_sampling_replaces_groups_that_teach_nothing(tmp_path: Path) -> None:
     dapo = algorithms.PRESETS["dapo"](dynamic_sampling_rounds=6)
 
-    train.train(tiny_run(1, dapo), tmp_path)
+    rl.train(tiny_run(1, dapo), tmp_path)
 
     [metrics] = read_jsonl(tmp_path / "metrics.jsonl")
     assert 1 < metrics["rollout/rounds"] <= 7
@@ -128,7 +129,7 @@ def test_a_run_that_leaks_arrays_stops_and_names_them(
     config.warm_start = None
 
     with pytest.raises(UserError, match=r"^step 7: the arrays on a device have grown in 5 steps"):
-        train.train(config, tmp_path)
+        rl.train(config, tmp_path)
 
     rows = read_jsonl(tmp_path / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6, 7]

@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.published.settings import RUNS
-from jzero import sft
 from jzero.config import Config, put_value
+from jzero.loops import sft
 from jzero.model import tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.problems import template_files

@@ -167,8 +167,8 @@ def run(file: Path, names: Sequence[str], directory: Path) -> dict[str, list[Bat
     """Returns the batches of a tiny run: of its steps, and of its evaluations."""
     # Not at the top: grading alone needs no JAX.
     from jzero.config import Config, EvalConfig, MeshConfig, ModelConfig, RolloutConfig, TrainConfig
+    from jzero.loops.rl import train
     from jzero.model.tokenizer import countdown
-    from jzero.train import train
 
     tokenizer = countdown()
     tokenizer.chat_template = (

@@ -755,7 +755,7 @@ class HubConfig:
 
 @section
 class EvalConfig:
-    """Evaluation on held-out problems, during a run and by `jzero.evaluate`."""
+    """Evaluation on held-out problems, during a run and by `jzero evaluate`."""
 
     problems: int = 512
     """Number of held-out problems of the task. 0: none."""

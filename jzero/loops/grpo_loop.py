@@ -4,7 +4,7 @@
 
 This file is for reading and for copying. It trains what `python -m jzero.main` trains with the same
 recipe, to the same rewards, on a CPU, on GPUs or on a TPU slice, and writes no files.
-`jzero/train.py` has the same loop with checkpoints, evaluation, several hosts, asynchronous
+`jzero/loops/rl.py` has the same loop with checkpoints, evaluation, several hosts, asynchronous
 rollouts, critics, reference policies and the other algorithms.
 
 P problems of a step have G answers each, N = P * G rollouts. GRPO (arXiv:2402.03300 eq. 3, here
@@ -25,7 +25,7 @@ from jzero import algorithms, cli
 from jzero.config import Config
 from jzero.errors import UserError
 from jzero.hosts.interrupt import never_stop
-from jzero.recipes import settings_of
+from jzero.recipe_files import settings_of
 from jzero.setup import Run, build, resolve, training_problems, warm_started
 from jzero.training.heads import Objective, policy_head
 from jzero.training.learner import Learner

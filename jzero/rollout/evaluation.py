@@ -1,4 +1,4 @@
-"""Accuracy on held-out problems, in training and in `jzero.evaluate`: avg@k, pass@k, maj@k.
+"""Accuracy on held-out problems, in training and in `jzero evaluate`: avg@k, pass@k, maj@k.
 
 Rewards and scores (`eval.rewards`) and accuracies by further verifiers (`eval.verifiers`) are
 reported as well.

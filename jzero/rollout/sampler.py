@@ -5,7 +5,7 @@
       -> Sampler.sample_rollouts   decodes the shares of this host's decoder, grades every turn
       -> Sampler.gather_rollouts   collects the rollouts of all hosts, adds whole-batch rewards
 
-The synchronous train loop, `jzero.evaluate` and `jzero.generate` call these three methods.
+The synchronous train loop, `jzero evaluate` and `jzero.generate` call these three methods.
 Asynchronous rollouts (`async_stream.py`) call `Sampler.decode`, the core of the second step.
 """
 

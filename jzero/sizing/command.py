@@ -39,7 +39,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-from jzero import cli, config, recipes, terminal
+from jzero import cli, config, recipe_files, terminal
 from jzero import main as jzero_main
 from jzero.algorithms import PRESETS
 from jzero.config import Config
@@ -107,9 +107,9 @@ def recipe_arguments(arguments: list[str]) -> list[str]:
     """Returns the arguments of `jzero.main` for a recipe and further arguments."""
     name, colon, preset = arguments[0].partition(":")
     with cli.user_errors():
-        path = recipes.recipe_path(name)
+        path = recipe_files.recipe_path(name)
     if arguments[1:] in (["-h"], ["--help"]):
-        terminal.write(recipes.recipe_help(path))
+        terminal.write(recipe_files.recipe_help(path))
         sys.exit(0)
     return [f"--config={path}{colon}{preset}", *arguments[1:]]
 
@@ -328,9 +328,9 @@ def check_start(settings: Config, model: Model | None, request: Request, workdir
     model: the model, if only the files that describe it were downloaded.
     """
     # Not at the top: these imports take time, and mistakes in the flags are reported before.
+    from jzero.loops.rl import check_start as check_run
+    from jzero.loops.rl import prepare as prepare_run
     from jzero.setup import check_task
-    from jzero.train import check_start as check_run
-    from jzero.train import prepare as prepare_run
 
     # A machine that is not attached has other devices, whose memory the choices fit.
     if request.machine:

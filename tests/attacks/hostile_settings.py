@@ -262,12 +262,13 @@ def outcome_of_exit(code: object, errors: str) -> Outcome:
 
 def start_run(flags: Sequence[str], workdir: Path) -> "config.Config":
     """Does what `jzero.main` does before its first program, in its order; returns the settings."""
-    from jzero import cli, main, sft
+    from jzero import cli, main
     from jzero.distillation.build import check_teacher, teacher_settings
+    from jzero.loops import sft
+    from jzero.loops.rl import prepare
     from jzero.model.base_model import read_base_model
     from jzero.setup import build, evaluation_problems
     from jzero.sharding.mesh import configured_mesh
-    from jzero.train import prepare
     from jzero.workers.pool import Pool
 
     settings = main.parse([*flags, f"--workdir={workdir}"]).settings

@@ -19,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import write_jsonl
 
-from jzero import config, evaluate, filter
+from jzero import config, filter
+from jzero.commands import evaluate
 from jzero.rollout.evaluation import accuracy_metrics, evaluation_kinds, majority_vote, pass_at_k
 from jzero.run.samples import problem_rows
 from jzero.types import Grade, Problem, Rollout

@@ -16,7 +16,8 @@ import tiny
 from runs import ROOT, read_jsonl
 
 import jzero
-from jzero import api, chat, cli, compare, evaluate, serve
+from jzero import api, chat, cli, compare, serve
+from jzero.commands import evaluate
 from jzero.config import Apart, Config, WarmStart
 from jzero.errors import UserError
 from jzero.run.finished import find_model

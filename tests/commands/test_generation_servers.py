@@ -15,8 +15,9 @@ import pytest
 import reference
 from runs import ROOT, rows
 
-from jzero import generate, sft
+from jzero import generate
 from jzero.config import tiny_arch
+from jzero.loops import sft
 from jzero.model import tokenizer
 
 SAMPLES = 2

@@ -1,4 +1,4 @@
-"""`jzero.evaluate --loglikelihood`: sums of log-probabilities against the whole forward pass."""
+"""`jzero evaluate --loglikelihood`: sums of log-probabilities against the whole forward pass."""
 
 import json
 import re
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import servers
 
-from jzero import evaluate
 from jzero.attention import xla
+from jzero.commands import evaluate
 from jzero.errors import UserError
 from jzero.model import qwen
 from jzero.rollout import multiple_choice

@@ -30,7 +30,8 @@ Command = Callable[..., tuple[int, str, str]]
 
 FORKS = """
 import json, os, sys, traceback
-from jzero import main, train
+from jzero import main
+from jzero.loops import rl
 
 for line in sys.stdin:
     job = json.loads(line)

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from settings_by_name import RECIPES, load_recipe
 
-from jzero import config, evaluate
+from jzero import config
+from jzero.commands import evaluate
 from jzero.config import context_mistakes
 from jzero.errors import UserError
 from jzero.model import qwen, tokenizer

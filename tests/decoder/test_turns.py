@@ -19,13 +19,14 @@ import runs
 from test_engine import PROMPTS, assert_empty, make, new_engine, params_on, seed_on, text_of
 from tiny import QWEN25, make_untrained_sampler, tiny_settings, trained_player
 
-from jzero import config, setup, train
+from jzero import config, setup
 from jzero.config import turns
 from jzero.decoder.abstract_calls import abstract_calls
 from jzero.decoder.engine import Engine
 from jzero.decoder.scheduler import PATIENCE, Scheduler
 from jzero.decoder.sequence import DecodeCounters, Reply, Sequence, make_groups
 from jzero.decoder.serialization import rollouts_from_bytes, rollouts_to_bytes
+from jzero.loops import rl
 from jzero.model import chat_template, tokenizer
 from jzero.rollout.rollout_metrics import rollout_metrics
 from jzero.rollout.turns import TurnGrader
@@ -669,7 +670,7 @@ def test_an_episode_must_have_room_for_a_turn() -> None:
 def test_a_run_resumes_to_the_same_numbers(tmp_path: Path) -> None:
     def train_in(name: str, num_steps: int) -> None:
         settings = tiny_settings(train={"steps": num_steps, "logged_rollouts": 2})
-        train.train(settings, tmp_path / name)
+        rl.train(settings, tmp_path / name)
 
     train_in("whole", 4)
     train_in("resumed", 2)

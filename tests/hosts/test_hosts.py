@@ -406,7 +406,8 @@ PRINT_CHECKSUMS = """
 import zlib
 import jax
 import numpy as np
-from jzero import main, train
+from jzero import main
+from jzero.loops import rl
 
 collect = train.collect_rollouts
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import tiny
 
-from jzero import algorithms, train
+from jzero import algorithms
 from jzero.algorithms.presets import dapo
 from jzero.config import Config
 from jzero.errors import UserError
-from jzero.loops import grpo_loop
+from jzero.loops import grpo_loop, rl
 
 MOST_LINES = 200
 
@@ -31,7 +31,7 @@ def tiny_run() -> Config:
 @pytest.mark.usefixtures("quick_runs", "explicit_transfers")
 def test_rewards_equal_those_of_the_training_loop(tmp_path: Path) -> None:
     page = grpo_loop.grpo(tiny_run())
-    train.train(tiny_run(), tmp_path)
+    rl.train(tiny_run(), tmp_path)
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     loop = [json.loads(line)["reward/mean"] for line in lines]
     assert page == loop

@@ -12,8 +12,9 @@ import jax
 import pytest
 from tiny import mixed_task
 
-from jzero import setup, sft
+from jzero import setup
 from jzero.config import Config, RolloutConfig, Sft, TaskConfig
+from jzero.loops import sft
 from jzero.problems import problem_sets
 from jzero.problems.problem_sets import PassEnd
 from jzero.rollout.async_stream import RolloutStream, TrainingProblems

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from tiny import code_row, math_row, mixed_task
 
-from jzero import sft
 from jzero.config import Config, RewardConfig, Sft, TaskConfig, WarmStart, turns
+from jzero.loops import sft
 from jzero.tasks import find_task, math_problems
 from jzero.types import JsonValue, Problem
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from jzero import config, sft
+from jzero import config
 from jzero.errors import UserError
+from jzero.loops import sft
 from jzero.problems import problem_sets, row_loader
 from jzero.tasks import TASKS, countdown, math_problems
 

@@ -7,8 +7,8 @@ from runs import rows
 
 from configs import code as recipes
 from jzero.config import Local, WarmStart, tiny_arch
+from jzero.loops.rl import train
 from jzero.sandbox import levels
-from jzero.train import train
 
 BEST = next(level for level in reversed(levels.LEVELS) if not levels.failure(level))
 

@@ -10,11 +10,12 @@ import pytest
 import reference
 from runs import ROOT, read_jsonl
 
-from jzero import config, train
+from jzero import config
 from jzero.config import RewardConfig, TaskConfig
 from jzero.environments import batched_rewards
 from jzero.environments.batched_rewards import Episode
 from jzero.errors import UserError
+from jzero.loops import rl
 from jzero.model.tokenizer import countdown
 from jzero.rewards import rewards, user_functions
 from jzero.rewards.trl_rewards import TrainerState
@@ -454,7 +455,7 @@ def test_a_run_and_its_evaluations_compare_completions(
     settings = math_run(tmp_path, names)
     settings.task.reward.batch = batch
     settings.eval.verifiers = ("last_number",)
-    train.train(settings, tmp_path / "run")
+    rl.train(settings, tmp_path / "run")
 
     # What the functions saw: batches of a step or of a group, of whole groups.
     calls = read_jsonl(tmp_path / "seen.jsonl")
@@ -529,7 +530,7 @@ def test_a_function_that_fails_in_an_evaluation_does_not_end_the_run(
     )
     settings = math_run(tmp_path, ("accuracy", f"{path}:mine"), train={"steps": 1})
     settings.eval.suites = settings.eval.suites[1:]
-    train.train(settings, tmp_path / "run")
+    rl.train(settings, tmp_path / "run")
     [metrics] = read_jsonl(tmp_path / "run" / "metrics.jsonl")
     assert metrics["reward/failed"] == 0.0
     assert metrics["eval/plain/failed"] == 1.0

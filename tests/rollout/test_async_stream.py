@@ -11,8 +11,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from tiny import make_untrained_sampler, stream_of, tiny_settings
 
-from jzero import config, setup, train
+from jzero import config, setup
 from jzero.hosts import interrupt
+from jzero.loops import rl
 from jzero.model import tokenizer
 from jzero.rollout.async_stream import admission_capacity
 from jzero.rollout.sampler import Sampler
@@ -176,15 +177,15 @@ def test_without_staleness_it_is_the_synchronous_run(
 ) -> None:
     """Bit for bit, weights and metrics."""
     settings = asynchronous(0, train={"steps": 3})
-    train.train(settings, tmp_path / "synchronous")
-    build = train.build
+    rl.train(settings, tmp_path / "synchronous")
+    build = rl.build
 
     def build_with_stream(settings: config.Config, pool: Pool, **options: int) -> setup.Run:
         run = build(settings, pool, **options)
         return replace(run, stream=stream_of(run.sampler, settings))
 
-    monkeypatch.setattr(train, "build", build_with_stream)
-    train.train(settings, tmp_path / "stream")
+    monkeypatch.setattr(rl, "build", build_with_stream)
+    rl.train(settings, tmp_path / "stream")
 
     got = timeless_rows_of(tmp_path / "stream")
     for row in got:
@@ -199,7 +200,7 @@ def test_without_staleness_it_is_the_synchronous_run(
 def train_with_carried_rollouts(workdir: Path, num_steps: int) -> None:
     """Trains a run whose tokens may be two versions old, or goes on with it."""
     settings = asynchronous(2, train={"steps": num_steps, "logged_rollouts": 16})
-    train.train(settings, workdir)
+    rl.train(settings, workdir)
 
 
 @pytest.fixture(scope="module")
@@ -250,7 +251,7 @@ def test_a_signal_while_episodes_decode_changes_nothing(
 ) -> None:
     """What had been decoded of the step is decoded again: the same numbers."""
     settings = asynchronous(train={"steps": 6, "checkpoint_every": 6})
-    train.train(settings, tmp_path / "whole")
+    rl.train(settings, tmp_path / "whole")
     checks_after_three_steps = []
 
     def stop_at_the_third_check(self: interrupt.StopSignal) -> None:
@@ -261,9 +262,9 @@ def test_a_signal_while_episodes_decode_changes_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(interrupt.StopSignal, "raise_if_stopped_here", stop_at_the_third_check)
-        train.train(settings, tmp_path / "stopped")
+        rl.train(settings, tmp_path / "stopped")
     assert 3 <= len(rows_of(tmp_path / "stopped")) < 6
-    train.train(settings, tmp_path / "stopped")
+    rl.train(settings, tmp_path / "stopped")
 
     assert timeless_rows_of(tmp_path / "stopped") == timeless_rows_of(tmp_path / "whole")
     assert weights_of(tmp_path / "stopped") == weights_of(tmp_path / "whole")
@@ -277,7 +278,7 @@ def test_sampler_and_trainer_agree_without_learning(tmp_path: Path) -> None:
         settings = asynchronous(
             max_staleness, optimizer={"lr": 0.0}, train={"steps": 6, "checkpoint_every": 9}
         )
-        train.train(settings, tmp_path / str(max_staleness))
+        rl.train(settings, tmp_path / str(max_staleness))
         rows = rows_of(tmp_path / str(max_staleness))
         mismatch[max_staleness] = [row["policy/mismatch"] for row in rows]
 
@@ -297,7 +298,7 @@ def test_other_devices_decode_meanwhile(tmp_path: Path) -> None:
             optimizer={"lr": 1e-5},
             train={"steps": num_steps, "logged_rollouts": 16},
         )
-        train.train(settings, tmp_path)
+        rl.train(settings, tmp_path)
 
     rows = rows_of(tmp_path)
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from tiny import tiny_settings
 
-from jzero import train
 from jzero.errors import UserError
+from jzero.loops import rl
 from jzero.rollout.collect import is_uniform
 from jzero.rollout.failed_gradings import check_gradings
 from jzero.rollout.rollout_metrics import reward_metrics
@@ -66,7 +66,7 @@ def test_a_run_with_a_broken_reward_ends_at_its_first_step(tmp_path) -> None:
     settings.task.reward.functions = ("accuracy", "test_failed_gradings:broken_reward")
 
     with pytest.raises(UserError, match=r"step 1: .* NameError: name 'respons' is not defined"):
-        train.train(settings, tmp_path / "run")
+        rl.train(settings, tmp_path / "run")
 
 
 def test_a_failed_rollout_counts_in_no_mean_of_scores() -> None:
@@ -116,7 +116,7 @@ def test_a_run_keeps_failed_rows_and_does_not_train_on_them(tmp_path) -> None:
     settings.task.reward.functions = ("accuracy", "test_failed_gradings:moody_reward")
     settings.task.max_failed_share = 1.0
 
-    train.train(settings, tmp_path / "run")
+    rl.train(settings, tmp_path / "run")
 
     lines = (tmp_path / "run" / "samples.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]

@@ -10,8 +10,9 @@ import pytest
 import servers
 import transformers
 
-from jzero import cli, evaluate
+from jzero import cli
 from jzero.chat import Chat
+from jzero.commands import evaluate
 from jzero.config import RolloutConfig
 from jzero.model import end_tokens, huggingface, tokenizer
 from jzero.model.base_model import read_base_model

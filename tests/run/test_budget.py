@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import pytest
 import reference
 
-from jzero import sft
 from jzero.config import Config, tiny_arch
 from jzero.hosts.interrupt import Interrupted
+from jzero.loops import sft
 from jzero.run.budget import TimeBudget
 from jzero.run.memory import SLACK, Growth, MemoryWatch, live_bytes
 

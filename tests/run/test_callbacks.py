@@ -7,9 +7,9 @@ import pytest
 import reference
 from runs import timeless, write_jsonl
 
-from jzero import sft
 from jzero.config import Config, TrainConfig, tiny_arch
 from jzero.errors import UserError
+from jzero.loops import sft
 from jzero.run.callbacks import Callbacks, check_callbacks
 from jzero.run.session import Schedule
 

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from tiny import tiny_settings
 
-from jzero import config, train
+from jzero import config
 from jzero.config import Config, Rows, flatten, to_json
 from jzero.config.data_sources import DATA_SETTINGS
 from jzero.config.turns import Score
 from jzero.errors import UserError
 from jzero.fields import fields_of
 from jzero.files import read_jsonl
+from jzero.loops import rl
 from jzero.run import doctor
 from jzero.run.doctor import REMARKS, Doctor, Finding
 from jzero.run.metrics import find_metric
@@ -316,7 +317,7 @@ def test_a_run_says_what_is_wrong_and_stops_where_it_is_asked_to(
     settings.task.turn_reward = Score()
 
     with pytest.raises(UserError, match=r"(?s)every response has the reward.*train.stop_on=const"):
-        train.train(settings, tmp_path / "run")
+        rl.train(settings, tmp_path / "run")
 
     said = capsys.readouterr().out
     assert "the reward function test_doctor:nothing has returned None for every response" in said
@@ -326,7 +327,7 @@ def test_a_run_says_what_is_wrong_and_stops_where_it_is_asked_to(
     assert (tmp_path / "run" / "checkpoints" / "3").exists()
 
     settings.train.stop_on = ""
-    summary = train.train(settings, tmp_path / "run")
+    summary = rl.train(settings, tmp_path / "run")
     names = [remark["name"] for remark in summary["remarks"]]
     # The task's verdict has no part in the reward: no remark says that answers are missing.
     assert {"reward_none", "constant_reward", "truncated"} <= set(names)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import servers
 
-from jzero import config, train
+from jzero import config
 from jzero.files import read_jsonl
+from jzero.loops import rl
 from jzero.model import tokenizer
 from jzero.run import metrics_writer, samples
 from jzero.run.metrics_writer import MetricsWriter
@@ -53,7 +54,7 @@ def files_after_a_step(workdir: Path, **train_settings: Any) -> list[str]:
     base = SimpleNamespace(tokenizer=tokenizer.load(settings.model.tokenizer))
     run = cast(Any, SimpleNamespace(config=settings, base=base))
     session = cast(Any, SimpleNamespace(write_samples=writer.write_samples, workdir=workdir))
-    train.log_rollouts(run, session, [episode(i) for i in range(6)], step=1)
+    rl.log_rollouts(run, session, [episode(i) for i in range(6)], step=1)
     writer.close()
     assert len((workdir / "samples.jsonl").read_text().splitlines()) == 2
     return sorted(path.name for path in (workdir / "trajectories/3").glob("*.jsonl"))

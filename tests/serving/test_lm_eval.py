@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from servers import ROOM, SETTINGS, free_port, save_model, server_process, wait_until_healthy
 
-from jzero import evaluate
+from jzero.commands import evaluate
 
 # The request has room for one more token, which lm-eval always asks for. Of a long text it scores
 # windows of one token less.
@@ -151,7 +151,7 @@ def test_the_harness_gets_from_the_server_what_it_gets_from_transformers(
         got, want = (run["results"]["texts"][metric] for run in (served, wanted))
         assert got == pytest.approx(want, rel=1e-3)
 
-    # `jzero.evaluate --loglikelihood` answers the same questions.
+    # `jzero evaluate --loglikelihood` answers the same questions.
     arguments = ["--model", model, "--loglikelihood", str(tasks / "choices.jsonl")]
     arguments += ["--out", str(tmp_path / "out"), *SETTINGS]
     command = evaluate.parse(arguments)

@@ -11,7 +11,8 @@ import pytest
 import servers
 from servers import Alone, free_port, save_model, server_process, wait_until_healthy
 
-from jzero import cli, evaluate, serve
+from jzero import cli, serve
+from jzero.commands import evaluate
 from jzero.config import AdapterConfig
 from jzero.errors import UserError
 from jzero.model import adapters, huggingface, peft, qwen

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 from servers import server_process
 
-from jzero import cli, evaluate, serve
+from jzero import cli, serve
+from jzero.commands import evaluate
 from jzero.errors import UserError
 from jzero.servers import sockets
 

@@ -416,11 +416,11 @@ def test_the_table_has_twelve_choices_in_80_columns(
 
 
 def test_the_folder_of_recipes_is_that_of_the_clone() -> None:
-    from jzero import recipes
+    from jzero import recipe_files
 
-    assert json.dumps(sorted(path.stem for path in recipes.RECIPES.glob("*.py"))) == json.dumps(
-        sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
-    )
+    assert json.dumps(
+        sorted(path.stem for path in recipe_files.RECIPES.glob("*.py"))
+    ) == json.dumps(sorted(path.stem for path in (ROOT / "configs").glob("*.py")))
 
 
 # What matters here of the templates of models that think, as their makers publish them.

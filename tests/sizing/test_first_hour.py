@@ -13,12 +13,12 @@ from jzero.algorithms import PRESETS
 from jzero.algorithms.algorithm import Mask
 from jzero.config import Config, TaskConfig
 from jzero.errors import UserError
+from jzero.loops.rl import prepare, set_up
 from jzero.rewards import rewards, trl_rewards, user_functions
 from jzero.setup import evaluation_problems
 from jzero.sizing import command
 from jzero.sizing.recipe import FILE
 from jzero.tasks import find_task
-from jzero.train import prepare, set_up
 from jzero.types import Grade, Problem
 from jzero.workers.pool import Pool
 

@@ -13,10 +13,12 @@ import datasets
 import pytest
 from runs import read_jsonl, write_jsonl
 
-from jzero import config, evaluate, setup, train
+from jzero import config, setup
+from jzero.commands import evaluate
 from jzero.config import Rows
 from jzero.errors import UserError
 from jzero.files import split_commas
+from jzero.loops import rl as train
 from jzero.model import chat_template, tokenizer
 from jzero.problems import problem_sets
 from jzero.problems.prompts import MATH_TEMPLATES

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from tiny import code_row, math_row, mixed_task, write_rows, write_set
 
-from jzero import evaluate, main
+from jzero import main
+from jzero.commands import evaluate
 from jzero.config import RewardConfig, TaskConfig
 from jzero.errors import UserError
 from jzero.tasks import check_task_settings, find_task, mixed, stop_strings, suites

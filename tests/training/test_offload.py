@@ -10,7 +10,8 @@ import reference
 from test_train import exported_weights, reproducible_metrics, tiny_run
 from tiny import policy_learner
 
-from jzero import algorithms, train
+from jzero import algorithms
+from jzero.loops import rl
 from jzero.run.memory import live_bytes
 from jzero.sharding.mesh import train_mesh
 from jzero.training.offload import HOST_MEMORY, at_rest, on_device
@@ -65,7 +66,7 @@ def test_a_run_with_offloaded_moments_has_the_same_numbers(tmp_path: Path) -> No
     def run(name: str, steps: int, offload: bool) -> None:
         config = tiny_run(steps, algorithms.PRESETS["ppo"]())
         config.optimizer = replace(config.optimizer, offload=offload)
-        train.train(config, tmp_path / name)
+        rl.train(config, tmp_path / name)
 
     run("on devices", 3, offload=False)
     run("offloaded", 2, offload=True)

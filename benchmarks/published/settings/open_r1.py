@@ -383,7 +383,7 @@ SFT = (
         "lighteval, temperature 0.6, top_p 0.95, 32,768 tokens",
         "",
         None,
-        "jzero.evaluate, with these settings in its command",
+        "jzero evaluate, with these settings in its command",
         topic="evaluation",
     ),
 )

@@ -1,4 +1,4 @@
-"""`python -m jzero.evaluate --model DIR [--adapter DIR | --adapter NAME=DIR ...] (--suite aime24,mine=FILE | --loglikelihood FILE) [--out DIR] [--config.X.Y=Z ...]`
+"""`jzero evaluate --model DIR [--adapter DIR | --adapter NAME=DIR ...] (--suite aime24,mine=FILE | --loglikelihood FILE) [--out DIR] [--config.X.Y=Z ...]`
 `jzero evaluate RUN [--suite aime24,mine=FILE] [--out DIR] [--config.X.Y=Z ...]`
 
 Evaluates a model on one or more suites. RUN is the workdir of a run: its newest export is evaluated
@@ -27,7 +27,6 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-import jzero
 from jzero import cli, config, terminal
 from jzero.answers import published
 from jzero.config.data_sources import split_sources
@@ -125,7 +124,7 @@ def parse(arguments: Sequence[str]) -> Command:
     """Parses the command line. Raises UserError, or exits, if it has a mistake."""
     if arguments and not arguments[0].startswith("-"):
         return parse_run(arguments)
-    parser = cli.make_parser("jzero.evaluate", __doc__)
+    parser = cli.make_parser("jzero evaluate", __doc__)
     parser.add_argument(
         "--model", required=True, help="directory or hub id of a model, as a run exports it"
     )
@@ -175,7 +174,7 @@ def parse(arguments: Sequence[str]) -> Command:
 
 def parse_run(arguments: Sequence[str]) -> Command:
     """Parses RUN and its flags. Raises UserError, or exits, if they have a mistake."""
-    parser = cli.make_parser("jzero.evaluate", __doc__)
+    parser = cli.make_parser("jzero evaluate", __doc__)
     parser.add_argument("run", metavar="RUN", help="workdir of a run")
     parser.add_argument("--suite", default="", help="other problems than those held out")
     parser.add_argument("--out", help="directory to write to")
@@ -659,8 +658,6 @@ def main() -> None:
         processes.write_result_once(text)
         processes.print_once(f"written to {command.out}")
 
-
-sys.modules[__name__].__class__ = jzero.CallableModule  # jzero.evaluate(run)
 
 if __name__ == "__main__":
     terminal.run_command(main)

@@ -13,12 +13,10 @@ program of the full mesh.
 """
 
 import contextlib
-import sys
 from pathlib import Path
 
 import jax
 
-import jzero
 from jzero import algorithms, terminal
 from jzero.config import Config, Jobs, teachers
 from jzero.distillation.build import check_teacher, make_teacher, teacher_settings
@@ -371,6 +369,3 @@ def log_rollouts(run: Run, session: RunSession, rollouts: list[Rollout], step: i
         episodes = rollouts if settings.all_trajectories else logged
         folder = Path(settings.trajectories or session.workdir / "trajectories")
         write_trajectories(folder, episodes, settings.trajectory_lines)
-
-
-sys.modules[__name__].__class__ = jzero.CallableModule  # jzero.train(model=...)

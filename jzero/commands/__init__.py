@@ -1,0 +1,1 @@
+"""The commands `jzero NAME`, one file each."""
