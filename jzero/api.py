@@ -209,7 +209,7 @@ def write_rows(rows: Rows, directory: Path) -> Path:
     try:
         lines = [json.dumps(dict(row), ensure_ascii=False) + "\n" for row in rows]
     except (TypeError, ValueError) as error:
-        raise UserError(f"data: a row is no object of JSON values ({error})") from None
+        raise UserError(f"data: a row is not an object of JSON values ({error})") from None
     if not lines:
         raise UserError("data has no rows")
     write_atomic(path, "".join(lines))

@@ -233,7 +233,7 @@ def check(options: Options, settings: config.Config) -> None:
     checked = settings
     if options.base_url and settings.model.adapter.path:
         raise UserError(
-            f"--adapter {settings.model.adapter.path} is for jzero's own engine: leave it out, and "
+            f"--adapter {settings.model.adapter.path} is for jzero's own engine: remove it, and "
             "give the name that the server of --base-url has for the adapter as --model"
         )
     if options.base_url:
@@ -247,7 +247,7 @@ def check(options: Options, settings: config.Config) -> None:
         if options.base_url and row_settings.reward != settings.task.reward:
             raise UserError(
                 f"task.options={name}.reward...: responses of --base-url have the same rewards in "
-                "all rows, leave it out"
+                "all rows, remove it"
             )
     if options.n < 1:
         raise UserError(f"--n={options.n} must be at least 1")

@@ -232,7 +232,7 @@ def arguments() -> argparse.Namespace:
     if args.workers < 1:
         parser.error(f"--workers {args.workers} must be at least 1")
     if not args.source.is_file():
-        parser.error(f"--in {args.source} is no file")
+        parser.error(f"--in {args.source} is not a file")
     try:
         check_verifiers(args.verifiers)
         check_not_input(args.out, args.source, "--in")

@@ -134,7 +134,7 @@ def main() -> None:
         )
         # Only pages of this command may be overwritten.
         if out.exists() and not (out.is_file() and is_report(out)):
-            raise UserError(f"--out {out} exists and is no report: give another")
+            raise UserError(f"--out {out} exists and is not a report: give another")
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(out, page)
         terminal.write(f"{out}: {out.stat().st_size / 1e6:.1f} MB")

@@ -80,8 +80,8 @@ ALLOWED_SKIPS = [
         "TINKER_SDK_PYTHONS is not set: .*",
         "the SDK of Tinker belongs to its clients, and every version is tried in its own place",
     ),
-    AllowedSkip("no browser: .*", "a browser is no Python package"),
-    AllowedSkip("no node: install nodejs", "Node is no Python package"),
+    AllowedSkip("no browser: .*", "a browser is not a Python package"),
+    AllowedSkip("no node: install nodejs", "Node is not a Python package"),
     AllowedSkip(r"needs flock \(util-linux\)", "macOS does not have the program flock"),
     AllowedSkip(
         "this machine has no sandbox of level (namespaces|landlock|seccomp): .*",

@@ -250,7 +250,7 @@ class Parser(Blocks):
         inside = self.expression(Binding.CONDITION)
         brackets = opening + self.next_token
         if brackets not in BRACKETS:
-            raise Refused(f"{brackets!r} is no pair of brackets")
+            raise Refused(f"{brackets!r} is not a pair of brackets")
         self.position += 1
         kind = BRACKETS[brackets]
         if inside.kind == "given" and kind == "set":
@@ -387,7 +387,7 @@ class Parser(Blocks):
             quantity = Node("unit", (left,), name="inch" if self.accept("'") else "foot")
             return self.compound(quantity) if self.next_token[:1].isdigit() else quantity
         if left.kind != "symbol":
-            raise Refused("a prime after what is no name")
+            raise Refused("a prime after what is not a name")
         return symbol(left.name + "'")
 
     def choose(self, left: Node) -> Node:
@@ -439,7 +439,7 @@ class Parser(Blocks):
             return Node("unit", (left,), name=name)
         if left.kind == "symbol":
             return symbol(left.name + name)
-        raise Refused("a subscript of what is no name")
+        raise Refused("a subscript of what is not a name")
 
     def unit(self, left: Node) -> Node:
         """Reads the words after a value, including / and powers.
@@ -600,7 +600,7 @@ def number(token: str) -> Node:
 def _raised(node: Node, exponent: int) -> Node:
     """Returns 3^2 for "3 squared"."""
     if node.kind not in ("number", "symbol"):
-        raise Refused("a power of what is no number")
+        raise Refused("a power of what is not a number")
     return Node("power", (node, number(str(exponent))))
 
 
@@ -646,7 +646,7 @@ def _condition_of_set(conditional: Node) -> Node:
         if name.kind != "symbol" or not mentions(condition, name):
             raise Refused("a condition on another name")
     if not all(map(is_statement, relations)):
-        raise Refused("a condition that is no relation")
+        raise Refused("a condition that is not a relation")
     if domain is not None:
         relations = (*relations, domain)
     return relations[0] if len(relations) == 1 else Node("and", relations)

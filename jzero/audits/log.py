@@ -135,12 +135,12 @@ def _token_ids(
     if values is None:
         raise UserError(f"{where}: {field} is missing: send a list of token ids")
     if not isinstance(values, list):
-        raise UserError(f"{where}: {field}={shown(values)} is no list of token ids")
+        raise UserError(f"{where}: {field}={shown(values)} is not a list of token ids")
     for place, token in enumerate(values):
         # `type`, because JSON's true is an int in Python.
         if type(token) is not int or not 0 <= token < vocab_size:
             raise UserError(
-                f"{where}: {field}[{place}]={shown(token)} is no token of the model, which has "
+                f"{where}: {field}[{place}]={shown(token)} is not a token of the model, which has "
                 f"{vocab_size}"
             )
     return np.array(values, np.int32)
@@ -151,14 +151,14 @@ def _logps(row: JsonObject, where: str, length: int) -> Float32[np.ndarray, " to
     if values is None:
         return None
     if not isinstance(values, list):
-        raise UserError(f"{where}: logprobs={shown(values)} is no list of numbers")
+        raise UserError(f"{where}: logprobs={shown(values)} is not a list of numbers")
     if len(values) != length:
         raise UserError(
             f"{where}: logprobs has {len(values)} numbers, and the response {length} tokens"
         )
     for place, value in enumerate(values):
         if not _is_number(value) or not -LARGEST_FLOAT <= value <= ROUNDING:
-            raise UserError(f"{where}: logprobs[{place}]={shown(value)} is no log-probability")
+            raise UserError(f"{where}: logprobs[{place}]={shown(value)} is not a log-probability")
     return np.array(values, np.float32)
 
 

@@ -323,13 +323,13 @@ def load_decoder(
     if settings.model.adapter.rank and not settings.model.adapter.path:
         raise UserError(
             f"model.adapter.rank={settings.model.adapter.rank} is a setting of training runs: "
-            "leave it out. An exported model has its adapter merged; --adapter loads one that is "
+            "remove it. An exported model has its adapter merged; --adapter loads one that is "
             "not merged"
         )
     if settings.model.is_base_quantized and not settings.model.adapter.path:
         raise UserError(
             f"model.base={settings.model.base} applies to the frozen model under an adapter: give "
-            "--adapter, or leave it out"
+            "--adapter, or remove it"
         )
     set_cpu_devices(settings.model.path)
     settings = with_given_adapter(settings)

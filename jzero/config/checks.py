@@ -230,7 +230,7 @@ def check_hub(config: Config) -> Iterator[str]:
         )
     if not BRANCH_NAME.fullmatch(push.revision):
         yield (
-            f"hub.push.revision={push.revision} is no name of a branch: use letters, digits, dots, "
+            f"hub.push.revision={push.revision} is not a branch name: use letters, digits, dots, "
             "hyphens and underscores"
         )
     yield from check_on_push(push.on_push)
@@ -242,7 +242,7 @@ def check_on_push(command: str) -> Iterator[str]:
         arguments = shlex.split(command)
         fields = [field for _, *field in string.Formatter().parse(command)]
     except ValueError as error:
-        yield f"hub.push.on_push={command} is no command ({error}): quote it as in a shell"
+        yield f"hub.push.on_push={command} is not a command ({error}): quote it as in a shell"
         return
     # {repo:>10} or {repo!r} would not be filled in: only plain placeholders are allowed.
     for name, form, conversion in fields:
@@ -662,8 +662,7 @@ def check_jobs(config: Config) -> Iterator[str]:
     for setting, is_used in unsupported.items():
         if is_used:
             yield (
-                f"{name} does not support {setting}: leave it out, or set "
-                "rollout.placement=together"
+                f"{name} does not support {setting}: remove it, or set rollout.placement=together"
             )
     if config.model.adapter.rank and (config.is_warm_started or not config.model.path):
         yield (

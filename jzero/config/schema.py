@@ -584,7 +584,7 @@ class TrainConfig:
 
     steps: int = 200
     """Number of RL steps. Each samples rollouts, then makes minibatches * epochs optimizer steps.
-    With prompt_epochs this is the maximum number, and 0 is no limit."""
+    With prompt_epochs this is the maximum number, and 0 is not a limit."""
     prompt_epochs: float = 0.0
     """Number of passes over the training problems. The number of RL steps is then problems *
     prompt_epochs / rollout.num_prompts, rounded up so that the last step has the last problems. 0:

@@ -69,7 +69,7 @@ def read_template(prompt: str) -> str:
     path = Path(prompt).expanduser()
     if not is_file(path):
         raise UserError(
-            f"teacher.prompt={prompt[:SHOWN_CHARACTERS]} is no file and holds no {{prompt}}: "
+            f"teacher.prompt={prompt[:SHOWN_CHARACTERS]} is not a file and holds no {{prompt}}: "
             "write {prompt} where the question goes, and {gold} where the answer goes"
         )
     try:

@@ -191,7 +191,7 @@ def read_echo(choice: JsonObject, tokens: Sequence[int]) -> Scored:
     if len(texts) < len(tokens):
         texts = [""] * len(tokens)
     if not all(isinstance(text, str) for text in texts):
-        raise ValueError("logprobs.tokens has a value that is no text")
+        raise ValueError("logprobs.tokens has a value that is not text")
     return Scored(to_logps(values[: len(tokens)]), texts[: len(tokens)])
 
 

@@ -49,13 +49,13 @@ def check(task: TaskConfig) -> None:
         environment_class = find_function(task.environment)
     except Exception as error:  # the module is the user's: its import may raise anything
         raise UserError(
-            f"task.environment={task.environment} is no module:Class or FILE.py:Class "
+            f"task.environment={task.environment} is not a module:Class or FILE.py:Class "
             f"({reason_of_import(task.environment, error)})"
         ) from None
     if mode(task) == "asyncio" and task.tools.names:
         raise UserError(
             f"task.environment_mode=asyncio: {task.environment} is awaited in the run's own "
-            "process, and task.tools.names run in grader processes. Leave one of them out"
+            "process, and task.tools.names run in grader processes. Remove one of them"
         )
     if classes.is_tool_class(task.environment):
         if mode(task) == "asyncio":

@@ -256,7 +256,7 @@ def read_schema(reply: JsonValue) -> dict[str, JsonValue]:
         json_values.optional_member(properties, (name, "type"), str, "")
     for name in json_values.optional_member(schema, ("required",), list, []):
         if not isinstance(name, str) or name not in properties:
-            raise ValueError(f"action.required names {shown(name)}, which is no property")
+            raise ValueError(f"action.required names {shown(name)}, which is not a property")
     return schema
 
 

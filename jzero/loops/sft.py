@@ -386,7 +386,7 @@ def set_chat_template(tok: PreTrainedTokenizerFast, path: str) -> None:
     if path:
         if not Path(path).is_file():
             raise UserError(
-                f"sft.chat_template={path} is no file: give one with a chat template in Jinja"
+                f"sft.chat_template={path} is not a file: give one with a chat template in Jinja"
             )
         tok.chat_template = read_text(path, name=f"sft.chat_template={path}")
     if tok.chat_template:

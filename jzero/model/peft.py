@@ -500,7 +500,7 @@ def read_targets(file: Path, target_modules: object, config: QwenConfig) -> tupl
     if unknown := requested - matched_endings:
         last_parts = [layer_modules[0].rpartition(".")[2] for layer_modules in names.values()]
         raise UserError(
-            f"{file}: target_modules has {name_some(unknown)}, which is no linear layer of a "
+            f"{file}: target_modules has {name_some(unknown)}, which is not a linear layer of a "
             f"{config.model_type} layer; these are {', '.join(last_parts)}"
         )
     return targets_on_all_layers(f"{file}: target_modules", chosen, names)

@@ -281,7 +281,7 @@ def with_scores(run: PlannedRun) -> PlannedRun:
     Raises UserError if the run samples nothing and so has no engine.
     """
     if run.sampling is None:
-        raise UserError("--score: the run samples nothing and has no engine, leave it out")
+        raise UserError("--score: the run samples nothing and has no engine, remove it")
     _, (decoder_weights, *_) = run.programs["generate"]
     assert isinstance(decoder_weights, dict), f"{type(decoder_weights)=}"
     calls = score_calls(run.engine, decoder_weights, MAX_ALTERNATIVES)

@@ -158,7 +158,7 @@ class _JsonReader:
             return [self.read(item, depth + 1) for item in value]
         if isinstance(value, dict):
             return self._dict(value, depth)
-        raise TypeError(f"{self._what} holds {quoted(value)}, which is no value of JSON")
+        raise TypeError(f"{self._what} holds {quoted(value)}, which is not a value of JSON")
 
     def _add(self, count: int) -> None:
         self._bytes += count
@@ -177,7 +177,7 @@ class _JsonReader:
         if isinstance(number, int) and number.bit_length() > 64:
             raise ValueError(f"{self._what} holds an integer of more than 64 bits")
         if not math.isfinite(number):
-            raise ValueError(f"{self._what} holds {number}, which is no value of JSON")
+            raise ValueError(f"{self._what} holds {number}, which is not a value of JSON")
         return number
 
     def _dict(self, value: dict[object, object], depth: int) -> dict[str, JsonValue]:

@@ -155,11 +155,11 @@ def _parse(path: Path, place: str, text: bytes) -> JsonValue:
         _refuse(path, place, f"is not in UTF-8 (byte {error.start}): save the file in UTF-8")
     except json.JSONDecodeError as error:
         position = f"line {error.lineno} column {error.colno}"
-        _refuse(path, place, f"is no JSON ({error.msg}, {position} of it)")
+        _refuse(path, place, f"is not JSON ({error.msg}, {position} of it)")
     except RecursionError:
         _refuse(path, place, f"has more than {MAX_DEPTH} lists and objects within each other")
     except ValueError as error:  # an integer of thousands of digits, or a repeated name
-        _refuse(path, place, f"is no row ({str(error)[:80]})")
+        _refuse(path, place, f"is not a row ({str(error)[:80]})")
 
 
 def _unique(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
@@ -180,7 +180,7 @@ def _check_row(path: Path, place: str, row: JsonValue, text: bytes) -> PlacedRow
     if text.count(b"[") + text.count(b"{") > MAX_DEPTH and _depth(row) > MAX_DEPTH:
         _refuse(path, place, f"has more than {MAX_DEPTH} lists and objects within each other")
     if b"\\ud" in text.lower() and _has_surrogate(row):
-        _refuse(path, place, "has half of a pair of surrogates, which is no character")
+        _refuse(path, place, "has half of a pair of surrogates, which is not a character")
     return PlacedRow(place, row)
 
 

@@ -456,7 +456,7 @@ def read_columns(dataset: datasets.Dataset, source: str) -> list[dict[str, JsonV
             except (TypeError, ValueError, RecursionError):
                 raise UserError(
                     f"data {source} row {number}: the column {name} holds {quoted(value)}, which "
-                    "is no value of JSON: a reward that asks for row needs a set without that "
+                    "is not a value of JSON: a reward that asks for row needs a set without that "
                     "column"
                 ) from None
     return rows

@@ -85,7 +85,7 @@ def _as_text(value: JsonValue) -> str:
     if isinstance(value, list):
         return "\n".join(map(str, value))
     if not isinstance(value, str):
-        raise TypeError(f"{value!r:.80} is no text")
+        raise TypeError(f"{value!r:.80} is not text")
     return value
 
 

@@ -97,7 +97,7 @@ def check_name(name: str) -> None:
     """Raises ValueError unless the name is a path below the workdir."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts:
-        raise ValueError(f"{name} is no path below the workdir")
+        raise ValueError(f"{name} is not a path below the workdir")
 
 
 def is_address(path: str | os.PathLike[str]) -> bool:

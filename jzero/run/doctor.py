@@ -454,7 +454,7 @@ REMARKS: dict[str, Remark] = {
     "truncated": Remark(
         "`rollout/truncated` is above 50 %.",
         "Raise `rollout.max_new_tokens`. Or penalize long responses with "
-        "`algorithm.overlong_share`, or leave them out with `algorithm.truncated=mask`.",
+        "`algorithm.overlong_share`, or exclude them with `algorithm.truncated=mask`.",
         _truncated,
         _truncated_advice,
     ),

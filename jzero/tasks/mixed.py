@@ -113,7 +113,7 @@ def row_tasks(task: TaskConfig) -> list[str]:
         if count > 1:
             raise UserError(f"task.options=tasks={','.join(names)} names {name} {count} times")
     if not names:
-        raise UserError("task.options=tasks= names no task: leave it out for math,code")
+        raise UserError("task.options=tasks= names no task: remove it for math,code")
     return names
 
 

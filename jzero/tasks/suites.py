@@ -105,7 +105,7 @@ def parse_suite(spec: str) -> tuple[str, Suite]:
     if (rows.problem or rows.answer) and suite.kind in ("countdown", MULTIPLE_CHOICE):
         raise UserError(
             f"suite {spec} names columns of questions with one answer, and rows of {name} have "
-            "other columns: leave them out"
+            "other columns: remove them"
         )
     if rows.path:
         return name, replace(suite, rows=rows, usual_split=suite.rows.split or suite.usual_split)
@@ -197,7 +197,7 @@ def load_questions(spec: str) -> list[str]:
     """
     name, suite = parse_suite(spec)
     if suite.kind == "countdown":
-        raise UserError(f"suite {name} has numbers, no questions: leave it out")
+        raise UserError(f"suite {name} has numbers, no questions: remove it")
     return problem_sets.read_questions(open_suite(suite), suite.rows.path, suite.rows.problem)
 
 

@@ -194,7 +194,7 @@ def check_settings(settings: config.Config, max_rank: int) -> None:
             "rollout.placement=together"
         )
     if settings.rollout.max_turns > 1:
-        raise UserError("rollout.max_turns: clients write the turns: leave it out")
+        raise UserError("rollout.max_turns: clients write the turns: remove it")
     # Without an adapter the settings of a frozen base would be refused.
     adapter = config.AdapterConfig(rank=max_rank)
     config.validate(replace(settings, model=replace(settings.model, adapter=adapter)))

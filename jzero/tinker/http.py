@@ -556,7 +556,7 @@ def decompress(data: bytes, encoding: str, most: int) -> bytes:
             with zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(data) as reader:
                 plain = reader.read(most + 1)
         except zstandard.ZstdError:
-            raise BodyError(400, "the body is no zstd") from None
+            raise BodyError(400, "the body is not zstd") from None
         if len(plain) > most:
             raise too_large
         return plain

@@ -74,7 +74,7 @@ def read_targets(body: TensorBody, prompt_length: int, vocabulary: int, most: in
     try:
         ids = np.array(body.data, np.int64)
     except OverflowError:
-        raise UserError(f"{NAME}: a token is no int64") from None
+        raise UserError(f"{NAME}: a token is not an int64") from None
     if body.sparse_crow_indices is None:
         sparse = None
         if shape[1] < 0 or len(ids) != shape[0] * shape[1]:
@@ -107,7 +107,7 @@ def read_csr(
     try:
         indices = np.array(starts, np.int64), np.array(columns, np.int64)
     except OverflowError:
-        raise UserError(f"{NAME}: an index is no int64") from None
+        raise UserError(f"{NAME}: an index is not an int64") from None
     if not wire.is_csr(*indices, len(ids), shape):
         raise UserError(f"{NAME}: the indices do not fit the shape {[*shape]}")
     return indices, np.repeat(np.arange(shape[0]), np.diff(indices[0]))

@@ -391,7 +391,7 @@ def integers(name: str, data: Value | None) -> Shaped[np.ndarray, " n"]:
     raw = b"" if data is None else data
     assert isinstance(raw, bytes)
     if len(raw) % 4:
-        raise WireError(f"{name}: {len(raw)} bytes are no array of int32")
+        raise WireError(f"{name}: {len(raw)} bytes are not an array of int32")
     return np.frombuffer(raw, "<i4")
 
 
@@ -473,7 +473,7 @@ def whole(name: str, data: Value, size: int) -> bytes:
     """Returns `data` if it has complete elements of `size` bytes. Raises WireError otherwise."""
     assert isinstance(data, bytes)
     if len(data) % size:
-        raise WireError(f"{name}: {len(data)} bytes are no array of {size} bytes an element")
+        raise WireError(f"{name}: {len(data)} bytes are not an array of {size} bytes an element")
     return data
 
 

@@ -274,7 +274,7 @@ def judge(kind: str, grade: dict[str, Any], table: Table) -> None:
     elif failed and not re.match(expected.removeprefix("|") or "$", reason):
         table.bad["wrong"].append(f"{kind}: {reason}")
     elif failed and (not reason.isprintable() or len(reason) > 200 or not reason):
-        table.bad["wrong"].append(f"{kind}: {reason!r} is no line")
+        table.bad["wrong"].append(f"{kind}: {reason!r} is not a line")
 
 
 def judge_many(way: str, kinds: Sequence[str]) -> Table:

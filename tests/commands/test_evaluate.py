@@ -92,7 +92,7 @@ def test_pass_at_k_is_the_closed_form_averaged_over_problems(
         pytest.param(
             ["1", "2", "3", ""], [True, False, False, False], 1 / 3, id="tie of three and no answer"
         ),
-        pytest.param(["", "", "1"], [False, False, True], 1.0, id="no answer is no vote"),
+        pytest.param(["", "", "1"], [False, False, True], 1.0, id="no answer is not a vote"),
         pytest.param(["", ""], [False, False], 0.0, id="no votes"),
     ],
 )
@@ -228,7 +228,7 @@ ONE_SUITE = "--model /nope --suite countdown"
         (
             evaluate,
             f"{ONE_SUITE} --config.model.adapter.rank=8",
-            "model.adapter.rank=8 is a setting of training runs: leave it out",
+            "model.adapter.rank=8 is a setting of training runs: remove it",
         ),
         (
             evaluate,

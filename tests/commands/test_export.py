@@ -183,7 +183,7 @@ def test_the_header_of_the_card_is_what_the_hub_reads(exported: Path) -> None:
     assert header["pipeline_tag"] == "text-generation"
     assert {"jzero", "grpo", "countdown"} <= set(header["tags"])
     assert card.data.model_name == "jzero-countdown-grpo-4"
-    assert card.data.eval_results is None, "held-out problems are no benchmark"
+    assert card.data.eval_results is None, "held-out problems are not benchmark"
 
 
 def test_the_card_says_how_the_model_was_made(exported: Path) -> None:
@@ -262,7 +262,7 @@ def test_the_card_names_the_hubs_and_no_directory(workdir: Path, tmp_path: Path)
     assert "data.jsonl" in card.text
     assert '| `rollout.stop` | `["a\\|b"]` |' in card.text
     assert "| 3 |" in card.text
-    assert "| 4 |" not in card.text, "a later step than that of the checkpoint is no part of it"
+    assert "| 4 |" not in card.text, "a later step than that of the checkpoint is not a part of it"
 
 
 def test_a_card_without_evaluations_has_no_results(workdir: Path, tmp_path: Path) -> None:

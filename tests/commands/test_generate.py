@@ -439,7 +439,7 @@ MISTAKES = {
         "--base-url=http://x:port/v1 is not a server address: use http://HOST:PORT"
     ),
     "--model m --adapter a --out x.jsonl --data data.jsonl --base-url http://x": (
-        "--adapter a is for jzero's own engine: leave it out, and give the name that the server"
+        "--adapter a is for jzero's own engine: remove it, and give the name that the server"
     ),
     "--model m --out x.jsonl --data data.jsonl --base-url localhost:8000": (
         "--base-url=localhost:8000 is not a server address"

@@ -140,7 +140,7 @@ def test_wrong_arguments_are_refused_before_anything_is_written(
     source, out = tmp_path / "cases.jsonl", tmp_path / "scores.jsonl"
     source.write_text("")
     for arguments, message in [
-        (("--in", tmp_path / "absent", "--out", out), f"--in {tmp_path / 'absent'} is no file"),
+        (("--in", tmp_path / "absent", "--out", out), f"--in {tmp_path / 'absent'} is not a file"),
         (("--in", source, "--out", out, "--workers", 0), "--workers 0 must be at least 1"),
         (("--in", source, "--out", out, "--verifiers", "best"), "best is not one of fast"),
         (("--in", source, "--out", out, "--verifiers", "fast,fast"), "names fast 2 times"),

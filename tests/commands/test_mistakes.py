@@ -38,7 +38,7 @@ def last_line(run: Callable[[], object], capsys: pytest.CaptureFixture[str]) -> 
     raise AssertionError("the mistake was accepted")
 
 
-START_PAGE = "docs/start.md lists the settings by their names in TRL, verl and OpenRLHF"
+START_PAGE = "docs/start.md lists the settings by their names in TRL, oat and verl"
 # Names of TRL, verl, OpenRLHF, open-r1, oat and AReaL.
 FOREIGN = [
     "--num_generations=8",
@@ -204,7 +204,7 @@ VALUES = [
     ("--eval=sums.txt", "sums.txt ends in .txt: convert it"),
     ("--model=mine.py", "mine.py is a file: give the directory that holds config.json"),
     ("--model=none", "no such directory: .*none"),
-    ("--environment=shop.py:Shp", "shop.py:Shp is no module:Class .*no Shp; there are Shop"),
+    ("--environment=shop.py:Shp", "shop.py:Shp is not a module:Class .*no Shp; there are Shop"),
     ("--environment=shop.py:Shop", "Shop"),
     ("--machine=v9", "--machine=v9: there are v5e-1, v5e-8"),
     ("--minutes=-1", "train.minutes=-1.0 must be at least 0"),

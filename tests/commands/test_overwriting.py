@@ -109,5 +109,5 @@ def test_report_makes_no_directory_and_replaces_only_reports(tmp_path: Path, ref
     notes = tmp_path / "notes.html"
     notes.write_text("mine")
     line = refused(report.main, workdir, "--out", notes)
-    assert line == f"error: --out {notes} exists and is no report: give another"
+    assert line == f"error: --out {notes} exists and is not a report: give another"
     assert notes.read_text() == "mine"

@@ -116,7 +116,7 @@ def test_what_is_not_deterministic_is_found(shop: Path, name: str, reason: str) 
     [
         ("Broken", r"step 1 failed \(RuntimeError: out of pens\)"),
         ("Pair", r"step 1 failed \(TypeError: step returned .* it has to be \(reply, reward, done"),
-        ("Absent", "is no module:Class or FILE.py:Class"),
+        ("Absent", "is not a module:Class or FILE.py:Class"),
     ],
 )
 def test_mistakes_are_one_line(shop: Path, name: str, message: str) -> None:

@@ -324,7 +324,7 @@ BAD_COMPLETIONS = {
     "top_k": {"prompt": "a", "top_k": -2},
     "half a top_k": {"prompt": "a", "top_k": 1.5},
     "min_p": {"prompt": "a", "min_p": -0.1},
-    "a top_p that is no number": b'{"model": "MODEL", "prompt": "a", "top_p": NaN}',
+    "a top_p that is not a number": b'{"model": "MODEL", "prompt": "a", "top_p": NaN}',
     "a streamed echo with logprobs": {"prompt": "a", "echo": True, "logprobs": 0, "stream": True},
     "best of": {"prompt": "a", "best_of": 4},
     "an unknown option": {"prompt": "a", "colour": "red"},

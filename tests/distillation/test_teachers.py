@@ -343,4 +343,4 @@ def test_what_a_teacher_lacks_is_one_line(tmp_path: Path) -> None:
     self_taught = {"kind": "policy", "prompt": "{prompt}{gold}"}
     too_long = self_taught | {"max_prompt_tokens": 60}
     refused(too_long, "up to 72 tokens.*max_position_embeddings=64")
-    refused(self_taught | {"prompt": "no name"}, "is no file and holds no {prompt}")
+    refused(self_taught | {"prompt": "no name"}, "is not a file and holds no {prompt}")

@@ -254,7 +254,7 @@ def test_a_reset_that_fails_is_named(file: str) -> None:
     "name, changes, message",
     [
         ("Walk", {"turn_reward": turns.Success()}, "set task.turn_reward=score"),
-        ("Absent", {}, "is no module:Class or FILE.py:Class"),
+        ("Absent", {}, "is not a module:Class or FILE.py:Class"),
         ("Stepless", {}, "has no method step"),
         ("Walk", {"name": "guess"}, "is not used by task.name=guess"),
         ("Walk", {"template": "r1"}, "task.template"),

@@ -62,8 +62,8 @@ def test_a_corpus_has_three_forms(tmp_path: Path) -> None:
     [
         (None, "cannot be read: No such file"),
         ("", "has no passages"),
-        ('{"text": "a"}\n{"body": "b"}', "line 2 is no JSON object"),
-        ("not json", "line 1 is no JSON object"),
+        ('{"text": "a"}\n{"body": "b"}', "line 2 is not a JSON object"),
+        ("not json", "line 1 is not a JSON object"),
     ],
 )
 def test_a_damaged_corpus_is_named(tmp_path: Path, content: str | None, message: str) -> None:

@@ -192,7 +192,7 @@ def test_calls_are_answered_in_order_and_the_answer_is_graded(pool: Pool, file: 
     assert said[:3] == ["42", "hello hello you", '{"a": 1}']
     assert said[3] == "Error: KeyError: 'nobody is here'"
     assert said[4].startswith("Error: the argument name is missing")
-    assert said[5].startswith("Error: the call is no JSON")
+    assert said[5].startswith("Error: the call is not JSON")
     assert (called.tool_calls, called.failed_tool_calls) == (6, 3)
     assert called.score == 0 and not called.correct and not called.failed and not called.parts
     assert answered.correct and answered.reply is None and answered.tool_calls == 0

@@ -134,7 +134,7 @@ def test_tensors_of_transformers_round_trip_byte_for_byte(tmp_path: Path) -> Non
         ({"num_experts_per_tok": 9}, "num_experts_per_tok=9 is not between 1 and num_experts=8"),
         ({"num_experts_per_tok": 0}, "num_experts_per_tok=0 is not between 1"),
         ({"attention_bias": True}, "attention_bias=true on qwen3_moe"),
-        ({"moe_intermediate_size": "x"}, "moe_intermediate_size=x is no whole number"),
+        ({"moe_intermediate_size": "x"}, "moe_intermediate_size=x is not a whole number"),
     ],
 )
 def test_what_the_layer_does_not_follow_is_refused(changes: dict, message: str) -> None:

@@ -422,5 +422,5 @@ def test_what_the_layer_does_not_compute_is_refused(entries: dict, reason: str) 
 def test_damaged_ropes_are_refused() -> None:
     hf_config = huggingface.config_json(PLAIN, "float32")
     hf_config["rope_parameters"]["sliding_attention"]["rope_theta"] = "many"
-    with pytest.raises(UserError, match="rope_local_base_freq=many is no number"):
+    with pytest.raises(UserError, match="rope_local_base_freq=many is not a number"):
         huggingface.parse_config(hf_config)

@@ -115,7 +115,7 @@ def test_splits_that_nobody_names_are_pointed_out(
 
 
 def test_a_split_that_cannot_be_read_is_an_error_with_its_file(source: str) -> None:
-    with pytest.raises(UserError, match=r"broken\.jsonl line 1 is no JSON"):
+    with pytest.raises(UserError, match=r"broken\.jsonl line 1 is not JSON"):
         row_loader.choose_split(config.Rows(source, split="broken"), "train", "task.data")
 
 

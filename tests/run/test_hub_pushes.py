@@ -383,11 +383,11 @@ def test_a_command_that_a_kill_interrupted_is_not_started_twice(
     ("hub_settings", "message"),
     [
         ({}, "hub.push=end needs the model that it pushes to: set hub.push.repo=USER/NAME"),
-        ({"repo": "me/x", "revision": "a/b"}, "hub.push.revision=a/b is no name of a"),
+        ({"repo": "me/x", "revision": "a/b"}, "hub.push.revision=a/b is not a branch name"),
         ({"repo": "me/x", "on_push": "true {stop}"}, "has {stop}: only {repo}, "),
         ({"repo": "me/x", "on_push": "true {step!r}"}, "has {step}: only {repo}, "),
-        ({"repo": "me/x", "on_push": "true 'a"}, "is no command (No closing quo"),
-        ({"repo": "me/x", "on_push": "true {"}, "is no command ("),
+        ({"repo": "me/x", "on_push": "true 'a"}, "is not a command (No closing quo"),
+        ({"repo": "me/x", "on_push": "true {"}, "is not a command ("),
         ({"repo": "me/x", "on_push": "nosuch 1"}, "there is no program nosuch"),
     ],
 )

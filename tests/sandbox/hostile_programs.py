@@ -244,7 +244,7 @@ VERDICTS = [
          "from jzero.sandbox import program\nprogram.answer = lambda *_: os.write(3, b'true')\ndef f(): return 1", function="f"),
     Case("error whose text fails",
          "class Bad(Exception):\n    def __str__(self): raise Bad()\nraise Bad()"),
-    Case("output that is no file", "sys.stdout = None\nprint('x')"),
+    Case("output that is not a file", "sys.stdout = None\nprint('x')"),
     Case("null bytes", "print(chr(0) * 100)"),
     Case("no program", "def ("),
     Case("empty", ""),

@@ -136,10 +136,10 @@ def test_a_completion_and_a_chat_begin_with_the_first_token_once(alone) -> None:
 
 # A megabyte each. Every wrong element of a list used to be an error of its own: most of a minute.
 LONG_BODIES = {
-    "numbers that are no tokens": {"prompt": [1.5] * 200_000},
+    "numbers that are not tokens": {"prompt": [1.5] * 200_000},
     "numbers among texts": {"prompt": ["a", *[5] * 300_000]},
     "many tokens": {"prompt": [5] * 300_000},
-    "long lists of what is no token": {"prompt": [[1.5] * 90] * 2000},
+    "long lists of what is not a token": {"prompt": [[1.5] * 90] * 2000},
     "one list of many tokens": {"prompt": [[5] * 300_000]},
     "prompts": {"prompt": [[5]] * 200_000},
     "messages": {"messages": [{"role": "user", "content": "a"}] * 20_000},

@@ -346,9 +346,9 @@ def test_gcloud_is_missing(cloud, tmp_path: Path) -> None:
         (["delete", "yes"], "unknown argument yes"),
         (["run", "--config", "x"], "unknown argument --config, see run.sh --help"),
         (["run", "--", "--workdir=x"], "set WORKDIR"),
-        (["view", "--port", "x"], "--port x is no number"),
+        (["view", "--port", "x"], "--port x is not a number"),
         (["bench"], "give --workload DIR"),
-        (["bench", "--workload", "none"], "none is no directory"),
+        (["bench", "--workload", "none"], "none is not a directory"),
         (["gpu", "dance"], "setup, run, watch or stop, not dance"),
     ],
 )

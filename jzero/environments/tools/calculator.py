@@ -65,7 +65,7 @@ def calculator(expression: str) -> str:
     try:
         tree = ast.parse(expression.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise ValueError(f"{expression!r} is no expression") from None
+        raise ValueError(f"{expression!r} is not an expression") from None
     # 6 / 2 is "3", not "3.0". Above 2^53, floats are not exact integers.
     value = _value(tree.body, 0)
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
@@ -112,7 +112,7 @@ def _check_power(base: Number, exponent: Number) -> None:
         if base.bit_length() * exponent > MAX_BITS:
             raise OverflowError("the number is too large")
     elif isinstance(exponent, float) and base < 0 and not exponent.is_integer():
-        raise ValueError("the power is no real number")
+        raise ValueError("the power is not a real number")
 
 
 def _bounded(value: Number) -> Number:

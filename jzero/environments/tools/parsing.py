@@ -178,9 +178,9 @@ def _parse_json(body: str, parameters: Mapping[str, Schema]) -> Call:
     try:
         call = _load_json(body)
     except ValueError as error:
-        raise _CallError(f"the call is no JSON ({error}): {form}") from None
+        raise _CallError(f"the call is not JSON ({error}): {form}") from None
     if not isinstance(call, dict):
-        raise _CallError(f"the call is no JSON object: {form}")
+        raise _CallError(f"the call is not a JSON object: {form}")
     for key in ("name", "arguments"):
         if key not in call:
             raise _CallError(f'the call has no "{key}": {form}')
@@ -192,7 +192,7 @@ def _parse_json(body: str, parameters: Mapping[str, Schema]) -> Call:
         raise _CallError(f'"name" is {json.dumps(name)[:60]}: it has to be the name of a tool')
     schema = _known_parameters(name, parameters)
     if not isinstance(arguments, dict):
-        raise _CallError(f'"arguments" is no JSON object: {form}', name)
+        raise _CallError(f'"arguments" is not a JSON object: {form}', name)
     return _check_arguments(name, arguments, schema)
 
 
@@ -217,7 +217,7 @@ def _parse_xml(body: str, parameters: Mapping[str, Schema]) -> Call:
         arguments[key] = _read_value(key, text, as_object(properties.get(key, {})), name)
         position = parameter.end()
     if content[position:].strip():
-        raise _CallError(f"{content[position:].strip()[:60]!r} is no parameter: {form}", name)
+        raise _CallError(f"{content[position:].strip()[:60]!r} is not a parameter: {form}", name)
     return _check_arguments(name, arguments, schema)
 
 
@@ -232,4 +232,4 @@ def _read_value(key: str, text: str, schema: Schema, name: str) -> JsonValue:
     except ValueError as error:
         if not mismatch(text, schema):  # a union that includes strings
             return text
-        raise _CallError(f"the argument {key} is no JSON ({error})", name) from None
+        raise _CallError(f"the argument {key} is not JSON ({error})", name) from None

@@ -189,7 +189,7 @@ def _describe(text: str, where: str) -> Schema:
     try:
         choices = json.loads(found[1])
     except ValueError as error:
-        raise UserError(f"{where}: the choices {found[1]} are no JSON list ({error})") from None
+        raise UserError(f"{where}: the choices {found[1]} is not a JSON list ({error})") from None
     return {"enum": choices, "description": text[: found.start()].strip()}
 
 

@@ -137,6 +137,6 @@ def _read_row(path: Path, number: int, line: str) -> str:
         return "\n".join(part for part in (row.get("title", ""), row["text"]) if part)
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(
-            f"task.tools.names=search(corpus={path}) line {number} is no JSON object with the text "
-            'of a passage in "text"'
+            f"task.tools.names=search(corpus={path}) line {number} is not a JSON object with the "
+            'text of a passage in "text"'
         ) from None

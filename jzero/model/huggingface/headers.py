@@ -140,7 +140,7 @@ def read_header_json(file: Path) -> tuple[JsonObject, int]:
     except (OSError, ValueError) as error:
         raise UserError(f"{file} is damaged ({reason_of(error)}): {AGAIN}") from None
     if not isinstance(header, dict):
-        raise UserError(f"{file} is damaged: its header is no JSON object: {AGAIN}")
+        raise UserError(f"{file} is damaged: its header is not a JSON object: {AGAIN}")
     return header, size - LENGTH_BYTES - length
 
 
