@@ -29,7 +29,7 @@ from jzero.notation import change_argument, parts_with, read_value
 # Proposals for a name that does not exist.
 MOST_MEANT = 3
 LEAST_SIMILAR = 0.85  # of dotted names, which have their section in common (difflib)
-FOREIGN_NAMES = "docs/start.md lists the settings by their names in TRL, oat and verl"
+FOREIGN_NAMES = "docs/start.md lists the settings by their names in TRL, oat, verl and others"
 
 TASK_NAME, TASK_OPTIONS = "task.name", "task.options"
 _FLAG = re.compile(r"--?(no)?config\.([^=]*)(?:(=)(.*))?", re.DOTALL)

@@ -38,7 +38,7 @@ def last_line(run: Callable[[], object], capsys: pytest.CaptureFixture[str]) -> 
     raise AssertionError("the mistake was accepted")
 
 
-START_PAGE = "docs/start.md lists the settings by their names in TRL, oat and verl"
+START_PAGE = "docs/start.md lists the settings by their names in TRL, oat, verl and others"
 # Names of TRL, verl, OpenRLHF, open-r1, oat and AReaL.
 FOREIGN = [
     "--num_generations=8",
@@ -113,7 +113,7 @@ FLAGS = [
     # Names that nothing is close to, with the help on the place.
     ("--config.zzz=1", "there is no setting zzz; --help lists all"),
     ("--config.train.zzz=1", "there is no setting train.zzz; --help train lists all"),
-    ("--config.algorithm.surrogate.zzz=1", "did you mean algorithm.surrogate"),
+    ("--config.algorithm.surrogate.zzz=1", "--help algorithm.surrogate lists all"),
     ("--config.model.arch.head_dim=1", "--help model.arch lists all"),
     ("--config.rollout=1", "rollout is a section: write --config.rollout.NAME=VALUE"),
     # Values.
