@@ -218,7 +218,7 @@ ONE_SUITE = "--model /nope --suite countdown"
         (
             evaluate,
             f"{ONE_SUITE} --config.eval.sample=3",
-            "no field eval.sample; did you mean eval.s",
+            "there is no setting eval.sample; did you mean eval.samples?",
         ),
         (
             evaluate,
@@ -240,7 +240,7 @@ ONE_SUITE = "--model /nope --suite countdown"
             f"{ONE_SUITE} --adapter /nope",
             "no such directory: /nope",
         ),
-        (evaluate, f"{ONE_SUITE} --oot=x", "Unknown command line flag 'oot'"),
+        (evaluate, f"{ONE_SUITE} --oot=x", "--oot=x: unknown flag"),
         (filter, "--data x --out y", "nothing to filter by: give --rates or --against"),
         (filter, "--data x --out y --against math500 --ngram 0", "--ngram=0 must be at least 1"),
         (

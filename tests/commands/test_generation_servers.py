@@ -201,7 +201,7 @@ def test_a_server_that_is_gone_does_not_stop_the_others(
         gone.die()
         urls = [first.url, gone.url, second.url]
         call(monkeypatch, command(attack, out, urls, "--config.rollout.num_slots=2"))
-    assert f"{gone.url} has not answered in 3 tries" in capsys.readouterr().out
+    assert f"{gone.url} has not answered in 3 tries" in capsys.readouterr().err
     assert len(rows(out)) == 80 and all(row["error"] is None for row in rows(out))
     # The servers share the work, and no request goes to both.
     counts = [sum(server.log.values()) for server in (first, second)]

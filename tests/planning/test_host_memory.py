@@ -48,7 +48,6 @@ def changed(**sections: dict[str, object]) -> Config:
         ({"warm_start": {"batch_size": 10**9}}, "warm_start.batch_size=1000000000"),
         ({"eval": {"problems": 10**9}}, "eval.problems=1000000000"),
         ({"eval": {"samples": 10**9}}, "eval.samples=1000000000"),
-        ({"task": {"grade_workers": 10**6}}, "task.grade_workers=1000000"),
         ({"sft": {"data": "countdown", "batch_size": 10**9}}, "sft.batch_size=1000000000"),
     ],
 )
