@@ -24,7 +24,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "train": Command("jzero.sizing.command:main", "train a model on your data, or run a recipe"),
+    "train": Command("jzero.sizing.flags:main", "train a model on your data, or run a recipe"),
     "evaluate": Command(
         "jzero.commands.evaluate:main", "measure the accuracy of a run or of a model"
     ),

@@ -38,8 +38,8 @@ from jzero.main import default_workdir, start
 from jzero.run import buckets
 from jzero.run.finished import find_model
 from jzero.sizing import recipe
-from jzero.sizing.choices import Wishes
-from jzero.sizing.command import Request, prepare, run_name
+from jzero.sizing.command import prepare, run_name
+from jzero.sizing.flags import Request, Wishes
 from jzero.sizing.reward_source import RewardFunction, names_of_rewards
 from jzero.types import JsonValue
 

@@ -245,18 +245,22 @@ def make_parser(command: str, doc: str | None) -> argparse.ArgumentParser:
 # -- Devices ---------------------------------------------------------------------------------------
 
 
-def start_jax(arguments: Sequence[str]) -> list[str]:
-    """Sets up the devices, and joins the other processes of the run, if there are any.
-
-    Has to be called before any device is used. Returns the arguments without PROCESS_FLAGS.
-    """
+def split_process_flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Returns the values of PROCESS_FLAGS, and the other arguments."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in PROCESS_FLAGS:
         parser.add_argument(f"--{name}", type=PROCESS_FLAG_TYPES.get(name, int))
     parser.set_defaults(join_seconds=JOIN_SECONDS, silence_seconds=SILENCE_SECONDS)
     parser.error = exit_with_error
-    args, remaining = parser.parse_known_args(arguments)
+    return parser.parse_known_args(arguments)
 
+
+def start_jax(arguments: Sequence[str]) -> list[str]:
+    """Sets up the devices, and joins the other processes of the run, if there are any.
+
+    Has to be called before any device is used. Returns the arguments without PROCESS_FLAGS.
+    """
+    args, remaining = split_process_flags(arguments)
     from jzero.hosts import processes
     from jzero.hosts.platform import choose_platform, set_default_cpu_devices
 

@@ -119,13 +119,11 @@ def check_arguments(arguments: list[str]) -> None:
     Answers `--help`, too.
     """
     answer_help(arguments)
+    arguments = cli.split_process_flags(arguments)[1]
     with cli.user_errors():
         given, others = split_flags(cli.expand_price(arguments))
         check_texts(given)
-    process_flags = [f"--{name}" for name in cli.PROCESS_FLAGS]
     parser = make_parser()
-    for flag in process_flags:
-        parser.add_argument(flag)
     options, unknown = parser.parse_known_args(others)
     with cli.user_errors():
         cli.check_others(unknown, [*parser._option_string_actions])

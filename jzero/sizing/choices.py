@@ -62,6 +62,7 @@ from jzero.planning.sizing import most_tokens
 from jzero.problems.prompts import BOXED, CHAT_FILE, COLUMN, MATH_TEMPLATES, NO_SYSTEM_PROMPT
 from jzero.rewards import rewards
 from jzero.sizing.data import NO_ANSWER_STATED, Data, HeldOut
+from jzero.sizing.flags import HELD_OUT, Wishes
 from jzero.tasks import code, find_task, math_problems
 from jzero.tasks.math_problems import OPEN
 from jzero.types import Prompt
@@ -86,22 +87,6 @@ LOGITS_BYTES = {True: 16 << 20, False: 1 << 30}  # of one chunk in fp32, on a CP
 FULL_LR = 1e-6
 PASSES = 3  # over the data, unless 200 steps are fewer
 MOST_STEPS = 200
-HELD_OUT = {True: 32, False: 256}  # problems at most, on a CPU and elsewhere
-
-
-@dataclass(frozen=True)
-class Wishes:
-    """The flags of `jzero train`."""
-
-    model: str = ""  # "" only if a run is continued
-    data: str = ""  # "" only with an environment, or if a run is continued
-    rewards: tuple[str, ...] = ()
-    reward_weights: tuple[float, ...] = ()  # () or a weight for each of `rewards`
-    algorithm: str = ""  # a key of algorithms.PRESETS; "": the default
-    environment: str = ""  # FILE.py:Class, or another name as in task.environment
-    eval_data: str = ""
-    lora: bool = False
-    minutes: float = 0.0
 
 
 def this_machine(settings: Config, workdir: Path) -> Machine:

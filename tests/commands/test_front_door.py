@@ -22,7 +22,8 @@ from jzero.config import Apart, Config, WarmStart
 from jzero.errors import UserError
 from jzero.run.finished import find_model
 from jzero.sizing import command
-from jzero.sizing.choices import Wishes
+from jzero.sizing import flags as train_flags
+from jzero.sizing.flags import Wishes
 from jzero.sizing.recipe import FILE
 from jzero.workers.pool import Pool
 
@@ -158,7 +159,7 @@ def test_an_environment_is_trained_in(trained, environment: dict[str, str]) -> N
 
 def test_a_workdir_that_cannot_be_written_is_refused_first(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    request = command.Request(Wishes("none", "none"), None, frozenset(), lambda config: config)
+    request = train_flags.Request(Wishes("none", "none"), None, frozenset(), lambda config: config)
     with pytest.raises(UserError, match="is not a directory that can be written to"):
         command.prepare(request, tmp_path / "file" / "run")
 
@@ -168,7 +169,7 @@ def test_problems_or_an_environment_are_needed(
 ) -> None:
     monkeypatch.setattr(cli, "start_jax", list)
     with pytest.raises(SystemExit):
-        command.parse(["--model=m"])
+        train_flags.parse(["--model=m"])
     assert "--data FILE, or --environment FILE.py:Class" in capsys.readouterr().err
 
 
@@ -399,7 +400,7 @@ def test_python_refuses_mistakes_with_user_errors(trained, tmp_path: Path) -> No
 
 def test_the_price_of_the_machine_is_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "start_jax", list)  # this process has started it
-    request = command.parse(["--model=m", "--data=d", "--price=4.2"])
+    request = train_flags.parse(["--model=m", "--data=d", "--price=4.2"])
 
     assert request.apply(Config()).train.price == 4.2
     assert "train.price" in request.given

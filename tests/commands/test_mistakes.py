@@ -17,6 +17,7 @@ from jzero.errors import UserError
 from jzero.hosts.processes import write_once
 from jzero.model import huggingface
 from jzero.sizing import command
+from jzero.sizing import flags as train_flags
 from jzero.tasks import find_task
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -174,7 +175,7 @@ def test_a_wrong_flag_of_jzero_train_is_one_line(
     monkeypatch.setattr(cli, "start_jax", list)  # this process has started it
 
     def parse() -> None:
-        command.parse(["--model=m", "--data=d", flag]).apply(Config())
+        train_flags.parse(["--model=m", "--data=d", flag]).apply(Config())
 
     assert advice in last_line(parse, capsys)
 
@@ -230,7 +231,7 @@ def test_a_wrong_value_of_jzero_train_is_one_line_and_leaves_no_recipe(
     flags[name] = value
 
     def prepare() -> None:
-        request = command.parse([f"{name}={value}" for name, value in flags.items()])
+        request = train_flags.parse([f"{name}={value}" for name, value in flags.items()])
         command.prepare(request, tmp_path / "run")
 
     line = last_line(prepare, capsys)
@@ -402,3 +403,14 @@ def test_show_prints_where_each_value_comes_from(capsys: pytest.CaptureFixture[s
     assert origins["task.name=gsm8k"] == "recipe"
     assert origins["model.remat=full"] == "default"
     assert len(origins) > 150
+
+
+def test_the_flags_of_jzero_train_are_read_without_jax() -> None:
+    script = (
+        "import sys; from jzero.sizing import flags; sys.argv = ['jzero', '--model=m', '--dta=d']\n"
+        "try: flags.main()\nfinally: print({'jax', 'numpy'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stdout.strip() == "set()"
+    assert "did you mean --data" in done.stderr

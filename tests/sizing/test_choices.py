@@ -23,8 +23,9 @@ from jzero.planning.largest import memory_of
 from jzero.planning.machines import Machine, plan_on
 from jzero.planning.models import KNOWN_MODELS
 from jzero.sizing import choices, recipe
-from jzero.sizing.choices import Model, Sheet, Wishes
+from jzero.sizing.choices import Model, Sheet
 from jzero.sizing.data import Data, read_data, read_environment
+from jzero.sizing.flags import Wishes
 
 DISK = 500e9
 

@@ -17,6 +17,7 @@ from jzero.loops.rl import prepare, set_up
 from jzero.rewards import rewards, trl_rewards, user_functions
 from jzero.setup import evaluation_problems
 from jzero.sizing import command
+from jzero.sizing import flags as train_flags
 from jzero.sizing.recipe import FILE
 from jzero.tasks import find_task
 from jzero.types import Grade, Problem
@@ -142,7 +143,7 @@ def dry_run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
 
     def run(layout: str, *flags: str) -> Config:
         data = layout if "." in layout else f"{layout}.jsonl"
-        request = command.parse(["--model=model", f"--data={data}", "--dry-run", *flags])
+        request = train_flags.parse(["--model=model", f"--data={data}", "--dry-run", *flags])
         command.prepare(request, workdir)
         return main.parse([f"--config={workdir / FILE}"]).settings
 
@@ -386,7 +387,7 @@ def test_a_workdir_by_itself_continues_its_recipe(
 ) -> None:
     before = dry_run("gsm8k", "--reward=my.py:own", "--algorithm=dr_grpo")
     workdir = tmp_path / "run"
-    request = command.parse([f"--workdir={workdir}", "--config.train.steps=7", "--dry-run"])
+    request = train_flags.parse([f"--workdir={workdir}", "--config.train.steps=7", "--dry-run"])
 
     settings = command.prepare(request, workdir)
 
@@ -396,7 +397,7 @@ def test_a_workdir_by_itself_continues_its_recipe(
             UserError, match=f"{flag.partition('=')[0]}=.* is a run with .* only flag"
         ):
             flags = [f"--workdir={workdir}", "--model=model", "--data=gsm8k.jsonl", flag]
-            command.prepare(command.parse(flags), workdir)
+            command.prepare(train_flags.parse(flags), workdir)
 
 
 def test_a_workdir_without_a_recipe_is_refused(
@@ -404,4 +405,4 @@ def test_a_workdir_without_a_recipe_is_refused(
 ) -> None:
     monkeypatch.setattr(command.cli, "start_jax", list)
     with pytest.raises(UserError, match="has no recipe.py of jzero train: continue its run with"):
-        command.prepare(command.parse([f"--workdir={tmp_path}"]), tmp_path)
+        command.prepare(train_flags.parse([f"--workdir={tmp_path}"]), tmp_path)
