@@ -5,6 +5,8 @@ lead to the page that lists them, and close misspellings to the setting that was
 """
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
