@@ -396,7 +396,10 @@ def write_broken_runs(directory: Path) -> None:
             "--revision=v1 is a branch on the hub: give --push-to-hub",
         ),
         ("--workdir {run} --out x --dtype float16", "argument --dtype: invalid choice: 'float16'"),
-        ("--workdir {tmp}/other --out x", "other/config.json: train.steps=x must be a whole number"),
+        (
+            "--workdir {tmp}/other --out x",
+            "other/config.json: train.steps=x must be a whole number",
+        ),
         ("--workdir {tmp}/empty --out x", "--step=None: {tmp}/empty has checkpoints of steps []"),
     ],
 )

@@ -332,6 +332,8 @@ def refused(command: Command, *argv: str) -> str:
 
 
 TINY = RUN[0]
+# The flags of options replace those of the recipe.
+OPTIONS = [f"--config.task.options=numbers_{bound}=2" for bound in ("min", "max")]
 MISTAKES = {
     "missing model directory": (
         ["--config.model.path=tests/no/such/model"],
@@ -371,7 +373,10 @@ MISTAKES = {
         "there is no setting optimizer.lr.x; --help optimizer.lr lists all",
     ),
     "nothing like it": (["--config.zzz=1"], "there is no setting zzz; --help lists all"),
-    "a section": (["--config.rollout=1"], "rollout is a section: write --config.rollout.NAME=VALUE"),
+    "a section": (
+        ["--config.rollout=1"],
+        "rollout is a section: write --config.rollout.NAME=VALUE",
+    ),
     "wrong type": (
         ["--config.optimizer.lr=abc"],
         "optimizer.lr=abc must be a number",
@@ -418,13 +423,12 @@ MISTAKES = {
     "few problems": (
         [
             "--config.eval.problems=99999999",
-            "--config.task.options=numbers_max=3",
             "--config.rollout.max_new_tokens=176",
             "--config.memory.check=False",
         ],
         "eval.problems=99999999 is",
     ),
-    "no problems": (["--config.task.options=target_max=0"], "no countdown problem found"),
+    "no problems": ([*OPTIONS, "--config.task.options=target_max=0"], "no countdown problem found"),
 }
 
 
