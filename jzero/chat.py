@@ -204,9 +204,9 @@ def system_prompt_of(found: FoundModel) -> str:
     return given or (BOXED if is_question else "")
 
 
+@terminal.keep_stdout_for_answers()
 def main() -> None:
     """Runs the command."""
-    terminal.keep_stdout_for_answers()
     arguments = cli.start_jax(sys.argv[1:])
     with cli.user_errors(), Pool(0) as pool:
         settings, temperature, system_prompt = parse(arguments)

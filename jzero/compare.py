@@ -298,9 +298,9 @@ def ending(row: JsonObject) -> str:
     return text if len(text) <= LONGEST_SHOWN else f"... {text[-LONGEST_SHOWN:]}"
 
 
+@terminal.keep_stdout_for_answers()
 def main() -> None:
     """Runs the command."""
-    terminal.keep_stdout_for_answers()
     arguments = cli.start_jax(sys.argv[1:])
     with cli.user_errors():
         peers.check_same_start({"the command": " ".join(arguments)})

@@ -455,9 +455,9 @@ def count_complete_rows(out: Path, num_rows: int, chunk_rows: int) -> tuple[int,
 # -- The command -----------------------------------------------------------------------------------
 
 
+@terminal.keep_stdout_for_answers()
 def main() -> None:
     """Runs the command."""
-    terminal.keep_stdout_for_answers()
     parser = cli.make_parser("jzero.generate", __doc__)
     parser.add_argument(
         "--model",

@@ -149,9 +149,9 @@ def check_adapters(options: argparse.Namespace, settings: config.Config) -> None
         )
 
 
+@terminal.keep_stdout_for_answers()
 def main() -> None:
     """Runs the command."""
-    terminal.keep_stdout_for_answers()
     with cli.user_errors():
         options, settings = parse(cli.start_jax(sys.argv[1:]))
         key = keys.read_key(options.api_key)

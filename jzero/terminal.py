@@ -423,12 +423,20 @@ def mute() -> None:
     _TERMINAL.is_muted = True
 
 
-def keep_stdout_for_answers() -> None:
-    """Sends the notices of this process (`say`) to stderr: a pipe gets what `write` prints.
+@contextlib.contextmanager
+def keep_stdout_for_answers() -> Iterator[None]:
+    """Sends notices (`say`) to stderr while the body runs: a pipe gets what `write` prints.
 
-    Called first by a command whose output is read by other programs, such as `jzero chat`.
+    Decorates the `main` of a command whose output is read by other programs, such as `jzero chat`.
+    A caller of `main` that goes on in the same process has its notices on stdout again.
     """
-    _TERMINAL.has_answers_on_stdout = True
+    shown = _TERMINAL
+    before = shown.has_answers_on_stdout
+    shown.has_answers_on_stdout = True
+    try:
+        yield
+    finally:
+        shown.has_answers_on_stdout = before
 
 
 def quiet_libraries() -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from jzero import terminal
+from jzero.errors import UserError
 from jzero.run.doctor import Finding
 from jzero.run.samples import sample_lines
 from jzero.terminal import Phase, Terminal
@@ -103,13 +104,19 @@ def test_notices_leave_stdout_to_answers(
     shown = terminal.Terminal()
     monkeypatch.setattr(terminal, "_TERMINAL", shown)
     shown.say("before")
-    terminal.keep_stdout_for_answers()
 
-    shown.say("KV cache: 1 GiB")
-    terminal.write("an answer")
+    @terminal.keep_stdout_for_answers()
+    def main() -> None:
+        shown.say("KV cache: 1 GiB")
+        terminal.write("an answer")
+        raise UserError("the command failed")
+
+    with pytest.raises(UserError):
+        main()
+    shown.say("after")
 
     out, err = capsys.readouterr()
-    assert (out, err) == ("before\nan answer\n", "KV cache: 1 GiB\n")
+    assert (out, err) == ("before\nan answer\nafter\n", "KV cache: 1 GiB\n")
 
 
 def test_a_terminal_shows_bars_and_keeps_only_the_lines() -> None:

@@ -632,9 +632,9 @@ def _last_percentage(metrics: Mapping[str, float], prefix: str) -> str:
     return percent(values[-1]) if values else ""
 
 
+@terminal.keep_stdout_for_answers()
 def main() -> None:
     """Runs the command."""
-    terminal.keep_stdout_for_answers()
     arguments = cli.start_jax(sys.argv[1:])
     with cli.user_errors():
         # All hosts must run the same command: they decode shares of the same problems.
