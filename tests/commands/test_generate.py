@@ -97,7 +97,7 @@ def test_a_command_killed_repeatedly_equals_one_that_was_not(
     environment: dict[str, str], inputs, tmp_path: Path
 ) -> None:
     whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
-    printed, _ = finish(launch(environment, *arguments(inputs, whole, ENGINE)))
+    _, printed = finish(launch(environment, *arguments(inputs, whole, ENGINE)))
     assert f"{PROBLEMS} of {PROBLEMS} problems, " in printed and "tokens/s" in printed
     expected = rows(whole)
     assert len(expected) == PROBLEMS * N
@@ -117,7 +117,7 @@ def test_a_command_killed_repeatedly_equals_one_that_was_not(
             out.write_bytes(whole.read_bytes()[: out.stat().st_size + 500])
 
     complete = len(rows(out)) // CHUNK_ROWS * CHUNK
-    printed, _ = finish(launch(environment, *arguments(inputs, out, ENGINE)))
+    _, printed = finish(launch(environment, *arguments(inputs, out, ENGINE)))
     progress = re.findall(f"[0-9]+ of {PROBLEMS} problems", printed)
     first = f"{min(complete + CHUNK, PROBLEMS)} of {PROBLEMS} problems"
     assert progress[0] == first or complete == PROBLEMS
