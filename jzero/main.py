@@ -116,10 +116,13 @@ def make_parser() -> argparse.ArgumentParser:
 def check_arguments(arguments: list[str]) -> None:
     """Ends the process at a mistake that can be seen without the recipe, and without JAX.
 
-    Answers `--help`, too.
+    Answers `--help`, too. A process that others wait for has to join them first, so that they hear
+    of its mistake: `parse` finds the same ones.
     """
     answer_help(arguments)
-    arguments = cli.split_process_flags(arguments)[1]
+    joining, arguments = cli.split_process_flags(arguments)
+    if joining.coordinator:
+        return
     with cli.user_errors():
         given, others = split_flags(cli.expand_price(arguments))
         check_texts(given)

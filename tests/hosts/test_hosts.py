@@ -370,7 +370,7 @@ def test_a_mistake_on_one_host_ends_the_other_with_its_reason(
     first_errors, second_errors = (process.communicate(timeout=120)[1] for process in both)
     assert [process.returncode for process in both] == [1, 2]
     (second_error,) = errors_of(second_errors)
-    assert "no field train.nothing" in second_error
+    assert "there is no setting train.nothing" in second_error
     (first_error,) = errors_of(first_errors)
     assert first_error == second_error.replace("error: ", "error: host 1 of 2 ended: ")
 
