@@ -9,7 +9,7 @@ workload='' out=bench.json
 parse "workload= out=" "$@"
 need_tpu
 [[ $workload ]] || die "give --workload DIR: benchmarks/step.py says what it holds"
-[[ $DRY_RUN || -d $workload ]] || die "$workload is no directory"
+[[ $DRY_RUN || -d $workload ]] || die "$workload is not a directory"
 export WORKER=0
 remote "rm -rf .jzero/workload"
 copy "$workload" .jzero/workload --recurse

@@ -8,6 +8,6 @@
 port=8484
 parse "port=" "$@"
 need_tpu
-[[ $port =~ ^[0-9]+$ ]] || die "--port $port is no number"
+[[ $port =~ ^[0-9]+$ ]] || die "--port $port is not a number"
 [[ $DRY_RUN ]] || echo "http://127.0.0.1:$port shows the run, until Ctrl-C"
 run gcloud compute tpus tpu-vm ssh "$NAME" "${WHERE[@]}" --quiet --worker=0 "--command=$REMOTE view $port" -- -t -L "$port:127.0.0.1:$port"

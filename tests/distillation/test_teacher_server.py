@@ -137,7 +137,7 @@ def test_a_refusal_is_not_tried_again(pauses: list[float]) -> None:
         ),
         ({"prompt_logprobs": [None, {"9": {"logprob": -1}}]}, "prompt_logprobs", "2 log-probs"),
         ({"prompt_logprobs": [None, *[{"9": {}}] * 4]}, "prompt_logprobs", "none of token 1"),
-        ("no choice", "echo", "choices.0 is not a choice and not an object"),
+        ("no choice", "echo", "choices.0 is no choice and not an object"),
     ],
 )
 def test_a_reply_without_the_log_probs_is_one_line(

@@ -109,7 +109,7 @@ BAD_JSON = {
     '{"name": "add", "arguments": "{}"}': '"arguments" is not a JSON object',
     '{"name": "add", "arguments": {"a": 1}}': "argument b is missing: add takes a, b",
     '{"name": "add", "arguments": {"a": 1, "b": 2, "c": 3}}': "no argument 'c'",
-    '{"name": "add", "arguments": {"a": 1, "b": "2"}}': 'b is wrong: "2" is not an integer',
+    '{"name": "add", "arguments": {"a": 1, "b": "2"}}': 'b is wrong: "2" is not of type integer',
     '{"name": "add", "arguments": {"a": 1, "a": 2, "b": 2}}': "'a' is there twice",
     '{"name": "add", "arguments": {"a": NaN, "b": 2}}': "NaN is not JSON",
     '{"name": "stop", "arguments": {"a": 1}}': "stop takes no arguments",

@@ -295,7 +295,7 @@ def test_the_last_log_probs_of_a_prompt_are_those_of_the_whole(client) -> None:
         ({"data": [1] * 7, "dtype": "int64", "shape": [4, 2]}, "do not fill"),
         ({"data": [1, 1, 1, 10**6], "dtype": "int64", "shape": [4, 1]}, "token outside"),
         ({"data": [1, 1, 1, -2], "dtype": "int64", "shape": [4, 1]}, "token outside"),
-        ({"data": [1, 1, 1, 2**70], "dtype": "int64", "shape": [4, 1]}, "no int64"),
+        ({"data": [1, 1, 1, 2**70], "dtype": "int64", "shape": [4, 1]}, "not an int64"),
         ({"data": [-1] * 4, "dtype": "int64", "shape": [4, 1]}, "names no token"),
         ({"data": [1] * 20, "dtype": "int64", "shape": [4, 5]}, "at most 4 (--max-targets)"),
         (

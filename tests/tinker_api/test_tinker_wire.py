@@ -132,7 +132,7 @@ def test_a_sparse_tensor_is_the_dense_one() -> None:
             },
             "indices",
         ),
-        ({"dtype": 1, "shape": [1, 2], "sparse_csr": {"crow_indices": b"x"}}, "no array"),
+        ({"dtype": 1, "shape": [1, 2], "sparse_csr": {"crow_indices": b"x"}}, "are not an array"),
     ],
 )
 def test_a_wrong_tensor_is_refused(tensor: wire.Message, reason: str) -> None:

@@ -207,7 +207,7 @@ def mismatch(value: JsonValue, schema: Mapping[str, JsonValue]) -> str:
     wanted = schema.get("type", [])
     names = [wanted] if isinstance(wanted, str) else [as_text(name) for name in as_list(wanted)]
     if names and not any(_has_type(value, name) for name in names):
-        return f"{_shown(value)} is no {' or '.join(names)}"
+        return f"{_shown(value)} is not of type {' or '.join(names)}"
     if "enum" in schema and value not in as_list(schema["enum"]):
         return f"{_shown(value)} is not one of {json.dumps(schema['enum'])}"
     if isinstance(value, list):

@@ -13,6 +13,12 @@ from jzero.model.families import HuggingFaceConfig
 from jzero.model.gemma import LOCAL_ROPE
 
 Kind = Literal["whole number", "number", "true or false", "text", "object", "list of texts"]
+WITH_ARTICLES = {
+    "whole number": "a whole number",
+    "number": "a number",
+    "object": "an object",
+    "list of texts": "a list of texts",
+}
 
 
 class Entry(NamedTuple):
@@ -115,7 +121,7 @@ def wrong_values(values: HuggingFaceConfig, entries: dict[str, Entry]) -> Iterat
         if value is None:
             continue
         if not has_kind(value, entry.kind):
-            yield f"{name}={shown(value)} is no {entry.kind}"
+            yield f"{name}={shown(value)} is not {WITH_ARTICLES.get(entry.kind, entry.kind)}"
         elif "number" in entry.kind and not entry.lowest <= value <= entry.highest:
             yield f"{name}={shown(value)} is not between {entry.lowest} and {entry.highest}"
 
