@@ -443,7 +443,7 @@ def mistake(error: ErrorDetails, cls: type) -> str:
         inner = section_of(fields_of(owner)[str(name)]) if str(name) in fields_of(owner) else None
         owner, names = inner or owner, list(fields_of(inner)) if inner else names
     is_item = len(place) > 1 and isinstance(place[-1], int)
-    name = ".".join(str(item) for item in (place[:-1] if is_item else place))
+    name = ".".join(shown(str(item)) for item in (place[:-1] if is_item else place))
     name, value = setting_name(cls, name), error["input"]
     kind, context = error["type"], error.get("ctx", {})
     if kind in ("unexpected_keyword_argument", "no_such_attribute"):

@@ -92,3 +92,16 @@ def test_a_section_is_read_from_its_fields_in_json() -> None:
     task.reward.judge = config.JudgeServer(url="http://localhost:1/v1")
     written = json.loads(config.to_json(config.Config(task=task)))["task"]
     assert config.read_section(config.TaskConfig, written) == task
+
+
+@pytest.mark.parametrize("name", ["a/b\n", "\x1b[31m", "x" * 10_000, "\ud800"])
+def test_a_foreign_name_is_one_short_line(name: str) -> None:
+    for values in (
+        {name: 1},
+        {"train": {name: 1}},
+        {"rollout": {"placement": {"kind": "together", name: 1}}},
+    ):
+        with pytest.raises(UserError) as raised:
+            config.from_json(json.dumps(values), "config.json")
+        assert str(raised.value).isprintable()
+        assert len(str(raised.value)) < 1500
