@@ -25,9 +25,9 @@ class Rows:
     """Rows of one data set."""
 
     path: str = ""
-    """File (json, jsonl, parquet, arrow), directory, hub id, or config@id; #REVISION may follow a
-    hub id. Empty: the default set of the task or, for held-out rows, each set of task.data
-    (sft.data)."""
+    """File (json, jsonl or csv, also as .gz; parquet or arrow), directory, hub id, or config@id;
+    #REVISION may follow a hub id. Empty: the default set of the task or, for held-out rows, each
+    set of task.data (sft.data)."""
     split: str = ""
     """Split, such as train_hard. Empty: train, or test for held-out rows; or the only split."""
     problem: str = ""
