@@ -98,9 +98,9 @@ def test_a_call_after_thoughts_is_one() -> None:
 
 
 BAD_JSON = {
-    '{"name": "add", "arguments": {"a": 1, "b": 2}': "no JSON (Expecting",
-    "add(1, 2)": "no JSON",
-    "[1]": "no JSON object",
+    '{"name": "add", "arguments": {"a": 1, "b": 2}': "not JSON (Expecting",
+    "add(1, 2)": "not JSON",
+    "[1]": "not a JSON object",
     '{"arguments": {}}': 'no "name"',
     '{"name": "add"}': 'no "arguments"',
     '{"name": "add", "arguments": {}, "id": 1}': 'the key "id"',
@@ -113,10 +113,10 @@ BAD_JSON = {
     '{"name": "add", "arguments": {"a": 1, "a": 2, "b": 2}}': "'a' is there twice",
     '{"name": "add", "arguments": {"a": NaN, "b": 2}}': "NaN is not JSON",
     '{"name": "stop", "arguments": {"a": 1}}': "stop takes no arguments",
-    "[" * 100_000: "no JSON",
-    "{'name': 'add', 'arguments': {}}": "no JSON",
-    "<function=add></function>": "no JSON",
-    '{"name": "add", "arguments": {"a": ' + "9" * 5000 + ', "b": 1}}': "no JSON",
+    "[" * 100_000: "not JSON",
+    "{'name': 'add', 'arguments': {}}": "not JSON",
+    "<function=add></function>": "not JSON",
+    '{"name": "add", "arguments": {"a": ' + "9" * 5000 + ', "b": 1}}': "not JSON",
 }
 
 

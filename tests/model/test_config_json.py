@@ -209,7 +209,7 @@ def test_all_wrong_entries_are_named_at_once() -> None:
     entries |= {"hidden_size": "64", "rms_norm_eps": -1}
 
     with pytest.raises(
-        UserError, match=r"lacks vocab_size; hidden_size=64 is no .*; rms_norm_eps=-1"
+        UserError, match=r"lacks vocab_size; hidden_size=64 is not .*; rms_norm_eps=-1"
     ):
         parse_config(entries)
 
