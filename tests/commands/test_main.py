@@ -308,7 +308,7 @@ def test_an_export_is_a_model_to_train_and_export_again(command, finished, tmp_p
         *RUN,
         f"--workdir={workdir}",
         f"--config.model.path={source}",
-        "--config.warm_start.steps=0",
+        "--config.warm_start=none",
         "--config.train.steps=1",
         "--config.eval.every=0",
         "--config.train.minibatches=2",
