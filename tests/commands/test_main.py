@@ -305,7 +305,7 @@ def test_a_finished_run_may_be_run_again(command, finished, tmp_path: Path) -> N
 def test_an_export_is_a_model_to_train_and_export_again(command, finished, tmp_path: Path) -> None:
     source, workdir = finished / f"export-{STEPS}", tmp_path / "run"
     code, _, err = command(
-        *RUN,
+        *(flag for flag in RUN if ".warm_start." not in flag),
         f"--workdir={workdir}",
         f"--config.model.path={source}",
         "--config.warm_start=none",

@@ -119,7 +119,8 @@ def test_the_arithmetic_is_near_what_is_compiled(report, planned_run) -> None:
 def test_the_table_names_every_program_and_phase(report) -> None:
     text = format_report(report)
     assert text.startswith(
-        "small: a model from scratch on v5e:2x4: 8 x TPU v5 lite (data 1 x fsdp 8 x tensor 1), 1 hosts, 15.75 GiB each"
+        "small: a model from scratch on v5e:2x4: 8 x TPU v5 lite (data 1 x fsdp 8 x tensor 1), "
+        "1 hosts, 15.75 GiB each"
     )
     for name in (*report.programs, *report.parts, *report.phases, *report.roofline):
         assert f"\n{name} " in text
