@@ -389,7 +389,9 @@ def bounds_of(field: FieldInfo) -> list[str]:
     texts = []
     for kind, (text, name) in words.items():
         values = [getattr(rule, name) for rule in field.metadata if isinstance(rule, kind)]
-        texts += [text.format(value) for value in values if abs(value) not in (LARGEST_INT, 1e9)]
+        texts += [
+            text.format(value) for value in values if abs(value) not in (LARGEST_INT, LARGEST_FLOAT)
+        ]
     return texts
 
 

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import jzero
 from jzero import cli, config, terminal
 from jzero.config import describe
-from jzero.config.flags import check_texts, split_flags
+from jzero.config.flags import check_texts
 from jzero.errors import UserError, shown
 from jzero.files import JsonObject
-from jzero.recipe_files import NO_RECIPE, load_recipe, recipe_files, recipe_help, split_recipe
+from jzero.recipe_files import load_recipe, read_flags, recipe_files, recipe_help, split_recipe
 
 # Modules that import JAX are imported by the functions that use them: a mistake in the command is
 # reported before.
@@ -124,14 +124,8 @@ def check_arguments(arguments: list[str]) -> None:
     if joining.coordinator:
         return
     with cli.user_errors():
-        given, others = split_flags(cli.expand_price(arguments))
+        options, given = read_flags(make_parser(), cli.expand_price(arguments))
         check_texts(given)
-    parser = make_parser()
-    options, unknown = parser.parse_known_args(others)
-    with cli.user_errors():
-        cli.check_others(unknown, [*parser._option_string_actions])
-        if not options.config:
-            raise UserError(NO_RECIPE)
         split_recipe(options.config)
 
 
@@ -150,11 +144,7 @@ def parse(arguments: list[str]) -> Command:
     """
     answer_help(arguments)
     with cli.user_errors():
-        given, others = split_flags(cli.expand_price(arguments))
-        options, unknown = make_parser().parse_known_args(others)
-        cli.check_others(unknown, [*make_parser()._option_string_actions])
-        if not options.config:
-            raise UserError(NO_RECIPE)
+        options, given = read_flags(make_parser(), cli.expand_price(arguments))
         settings = cli.with_flags(load_recipe(options.config), given)
     if options.show:
         terminal.write(show(settings, [flag.name for flag in given]))

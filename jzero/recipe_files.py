@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jzero import cli, config
-from jzero.config.flags import split_flags
+from jzero.config.flags import Flag, split_flags
 from jzero.errors import UserError, reason_of
 
 # A wheel has the recipes as jzero.recipes, a clone in the folder configs.
@@ -38,19 +38,30 @@ def recipe_path(name: str) -> Path:
     return path
 
 
+def read_flags(
+    parser: argparse.ArgumentParser, arguments: Sequence[str]
+) -> tuple[argparse.Namespace, list[Flag]]:
+    """Returns the values of a parser with the flag --config, and the flags of settings.
+
+    Raises UserError at an argument that is neither, and without a recipe.
+    """
+    given, others = split_flags(arguments)
+    options, unknown = parser.parse_known_args(others)
+    cli.check_others(unknown, [*parser._option_string_actions])
+    if not options.config:
+        raise UserError(NO_RECIPE)
+    return options, given
+
+
 def settings_of(arguments: Sequence[str]) -> config.Config:
     """Returns the config of a command line: --config FILE[:preset] --config.section.field=value ...
 
     A mistake ends the process.
     """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", default="")
     with cli.user_errors():
-        given, others = split_flags(arguments)
-        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        parser.add_argument("--config", default="")
-        options, unknown = parser.parse_known_args(others)
-        cli.check_others(unknown, ["--config"])
-        if not options.config:
-            raise UserError(NO_RECIPE)
+        options, given = read_flags(parser, arguments)
         return cli.with_flags(load_recipe(options.config), given)
 
 

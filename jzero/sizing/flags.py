@@ -83,8 +83,13 @@ def main() -> None:
     if has_recipe:
         jzero_main.run_arguments(recipe_arguments(arguments))
         return
-    request = parse(cli.split_process_flags(arguments)[1])
-    cli.start_jax(arguments)
+    joining, own_arguments = cli.split_process_flags(arguments)
+    # A process that others wait for joins them first, so that they hear of its mistake.
+    if joining.coordinator:
+        own_arguments = cli.start_jax(arguments)
+    request = parse(own_arguments)
+    if not joining.coordinator:
+        cli.start_jax(arguments)
     from jzero.sizing.command import run  # not at the top: it imports jax
 
     run(request, " ".join(arguments))
