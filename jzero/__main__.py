@@ -4,12 +4,9 @@ Each subcommand is a line of COMMANDS. Its module is imported when the subcomman
 `jzero --help` needs no JAX. `python -m jzero train` is the same as `jzero train`.
 """
 
-import contextlib
 import difflib
 import pkgutil
-import signal
 import sys
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import jzero
@@ -81,26 +78,9 @@ def run_subcommand() -> None:
         sys.exit(2)
     # Parsers show this as the name of the program.
     sys.argv = [f"jzero {name}", *arguments]
-    with ends_at_once():
+    with terminal.imports():
         function = pkgutil.resolve_name(COMMANDS[name].function)
     function()
-
-
-@contextlib.contextmanager
-def ends_at_once() -> Iterator[None]:
-    """Lets Ctrl-C end the process without an exception, while nothing but imports is done.
-
-    An exception in the middle of an import of a C extension would end in a traceback of it.
-    """
-    # A handler that a parent has set, such as nohup's, stays.
-    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if is_default:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        if is_default:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 if __name__ == "__main__":

@@ -261,8 +261,9 @@ def start_jax(arguments: Sequence[str]) -> list[str]:
     Has to be called before any device is used. Returns the arguments without PROCESS_FLAGS.
     """
     args, remaining = split_process_flags(arguments)
-    from jzero.hosts import processes
-    from jzero.hosts.platform import choose_platform, set_default_cpu_devices
+    with terminal.imports():
+        from jzero.hosts import processes
+        from jzero.hosts.platform import choose_platform, set_default_cpu_devices
 
     terminal.quiet_libraries()
     choose_platform()

@@ -44,9 +44,10 @@ def run_arguments(arguments: list[str]) -> None:
     """Runs the training of a command line. A mistake in it ends the process."""
     check_arguments(arguments)
     command = parse(cli.start_jax(arguments))
-    from jzero.hosts import peers
-    from jzero.planning.fitting import set_cpu_devices
-    from jzero.run import buckets
+    with terminal.imports():
+        from jzero.hosts import peers
+        from jzero.planning.fitting import set_cpu_devices
+        from jzero.run import buckets
 
     set_cpu_devices(command.settings.model.path)
     with cli.user_errors():
@@ -72,9 +73,10 @@ def default_workdir(name: str) -> Path:
 
 def start(settings: config.Config, workdir: Path) -> JsonObject:
     """Trains, by RL or by supervised fine-tuning, and returns the summary of the run."""
-    from jzero.hosts import processes
-    from jzero.loops.rl import train
-    from jzero.loops.sft import train as fine_tune
+    with terminal.imports():
+        from jzero.hosts import processes
+        from jzero.loops.rl import train
+        from jzero.loops.sft import train as fine_tune
 
     processes.print_once(f"config {settings.name}, workdir {workdir}")
     cli.keep_compiled_programs(workdir / "programs")

@@ -459,6 +459,26 @@ def quiet_libraries() -> None:
 # -- The end of a command --------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def imports() -> Iterator[None]:
+    """A block that imports modules: Ctrl-C ends the process at once, without an exception.
+
+    An exception in the middle of an import of a C extension would end the process with a traceback
+    of it, or with an abort.
+    """
+    # A handler that a parent has set, such as nohup's, stays.
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    # Only the main thread may change a handler, and only it receives Ctrl-C.
+    if not is_default or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def run_command(function: Callable[[], None]) -> None:
     """Runs the main function of a command.
 

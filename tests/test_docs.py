@@ -15,6 +15,7 @@ An HTML comment above a block states how the block is tested:
 
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -191,7 +192,7 @@ def test_it_runs_small(block: Block, environment: dict[str, str], tmp_path: Path
     lines = []
     for line in block.text.splitlines():
         is_training = "jzero.main" in line
-        lines.append(" ".join([line, *flags]) if is_training else line)
+        lines.append(f"{line} {shlex.join(flags)}" if is_training else line)
     run("\n".join(lines), environment, tmp_path)
 
     assert list(tmp_path.glob("runs/*/summary.json"))

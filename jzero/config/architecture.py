@@ -2,6 +2,7 @@
 
     model.arch=tiny-qwen3-moe                                    a name in TINY_MODELS
     model.arch=tiny-qwen2(hidden_size=64,num_hidden_layers=2)    the same with other entries
+    model.arch.num_hidden_layers=2                               one entry, as a flag
     model.arch=DIRECTORY/config.json                             the architecture of any model
 
 Such models exist for tests and for recipes on a laptop. Their entries have the names of Hugging
@@ -12,8 +13,10 @@ import functools
 from pathlib import Path
 
 from jzero.errors import UserError, shown
-from jzero.fields import Field, build, record
-from jzero.notation import read_values
+from jzero.fields import Field, build, fields_of, record
+from jzero.notation import read_value, read_values
+
+ARCH = "model.arch"
 
 
 @record
@@ -135,7 +138,7 @@ def config_file(arch: str) -> Path | None:
     return Path(arch).expanduser() if arch.endswith(".json") else None
 
 
-def tiny_arch(name: str = "tiny-qwen2", **entries: str | int | float | bool) -> str:
+def tiny_arch(name: str = "tiny-qwen2", **entries: object) -> str:
     """Returns the value of `model.arch` for a tiny model with other entries.
 
     tiny_arch(hidden_size=64) is "tiny-qwen2(hidden_size=64)".
@@ -151,16 +154,45 @@ def read_architecture(arch: str) -> Architecture:
     Raises:
         UserError: there is no such tiny model or entry, or a value is wrong.
     """
+    name, entries = _split(arch)
+    try:
+        return build(Architecture, TINY_MODELS[name] | entries)
+    except UserError as error:
+        raise UserError(f"{ARCH}={shown(arch)}: {error}") from None
+
+
+def change_entry(arch: str, entry: str, text: str) -> str:
+    """Returns the value of `model.arch` with another value of an entry, given as in a flag.
+
+    Raises:
+        UserError: `arch` is the path of a config.json, or the text is not a value of the entry.
+    """
+    if config_file(arch):
+        raise UserError(
+            f"{ARCH}.{entry}={shown(text)} changes a tiny model, and {ARCH}={shown(arch)} is a "
+            "file: change the entry there"
+        )
+    name, entries = _split(arch)
+    value = read_value(f"{ARCH}.{entry}", fields_of(Architecture)[entry], text)
+    changed = tiny_arch(name, **entries | {entry: value})
+    read_architecture(changed)
+    return changed
+
+
+def _split(arch: str) -> tuple[str, dict[str, object]]:
+    """Returns the name of a tiny model, and the entries that are given for it.
+
+    Raises UserError if there is no such tiny model or entry.
+    """
     name, bracket, arguments = arch.partition("(")
     if name not in TINY_MODELS:
         raise UserError(
-            f"model.arch={shown(arch)} is not a tiny model: give one of {', '.join(TINY_MODELS)}, "
-            "or the path of a config.json"
+            f"{ARCH}={shown(arch)} is not a tiny model: give one of {', '.join(TINY_MODELS)}, or "
+            "the path of a config.json"
         )
     if bracket and not arguments.endswith(")"):
-        raise UserError(f"model.arch={shown(arch)}: close the bracket")
+        raise UserError(f"{ARCH}={shown(arch)}: close the bracket")
     try:
-        entries = read_values(Architecture, arguments.removesuffix(")"))
-        return build(Architecture, TINY_MODELS[name] | entries)
+        return name, read_values(Architecture, arguments.removesuffix(")"))
     except UserError as error:
-        raise UserError(f"model.arch={shown(arch)}: {error}") from None
+        raise UserError(f"{ARCH}={shown(arch)}: {error}") from None

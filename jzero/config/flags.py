@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from pydantic.fields import FieldInfo
 
+from jzero.config.architecture import ARCH, Architecture, change_entry
 from jzero.config.data_sources import DATA_SETTINGS, Rows, read_sources, show_sources
 from jzero.config.schema import Config, known_names, list_sections
 from jzero.errors import UserError, shown
@@ -75,13 +76,14 @@ def split_flags(arguments: Sequence[str]) -> tuple[list[Flag], list[str]]:
 
 def check_name(name: str, argument: str) -> None:
     """Raises UserError if a dotted name is not a setting, with the names that are close to it."""
-    if name not in known_names() and not rows_argument(name):
+    if name not in known_names() and not (rows_argument(name) or arch_entry(name)):
         raise UserError(f"{argument}: {no_such_setting(name)}")
 
 
 def no_such_setting(name: str) -> str:
     """Returns the message on a dotted name that is not a setting, with the names close to it."""
-    names, sections = list(known_names()), list_sections(Config())
+    names = [*known_names(), *(f"{ARCH}.{entry}" for entry in fields_of(Architecture))]
+    sections = list_sections(Config())
     if name and name in sections:
         return f"{name} is a section: write --config.{name}.NAME=VALUE, or see --help {name}"
     # The section may be wrong.
@@ -127,6 +129,12 @@ def rows_argument(name: str) -> bool:
     return setting in DATA_SETTINGS and argument in fields_of(Rows)
 
 
+def arch_entry(name: str) -> bool:
+    """Returns whether a name is an entry of a tiny model, such as model.arch.hidden_size."""
+    setting, _, entry = name.rpartition(".")
+    return setting == ARCH and entry in fields_of(Architecture)
+
+
 def is_boolean(name: str) -> bool:
     """Returns whether a setting is True or False."""
     fields = known_names().get(name, ())
@@ -156,6 +164,10 @@ def put_texts(root: object, name: str, texts: Sequence[str]) -> None:
     """Changes a setting below a section as its flags say: the last counts, a list has all items."""
     if rows_argument(name):
         _change_rows(root, name, texts[-1])
+        return
+    if arch_entry(name):
+        entry = name.removeprefix(f"{ARCH}.")
+        put_value(root, ARCH, change_entry(str(value_of(root, ARCH)), entry, texts[-1]))
         return
     field = field_of(root, name)
     if field is None or item_kind_of(field) is None:

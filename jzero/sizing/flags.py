@@ -90,7 +90,8 @@ def main() -> None:
     request = parse(own_arguments)
     if not joining.coordinator:
         cli.start_jax(arguments)
-    from jzero.sizing.command import run  # not at the top: it imports jax
+    with terminal.imports():
+        from jzero.sizing.command import run  # not at the top: it imports jax
 
     run(request, " ".join(arguments))
 

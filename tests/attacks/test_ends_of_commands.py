@@ -10,6 +10,7 @@ folder raises an error, for every n until the command succeeds.
 import builtins
 import contextlib
 import errno
+import functools
 import io
 import json
 import os
@@ -219,6 +220,8 @@ def test_a_signal_at_any_moment(
                 stderr=subprocess.PIPE,
                 text=True,
                 start_new_session=True,
+                # A process inherits the signals that its parent ignores.
+                preexec_fn=functools.partial(signal.signal, number, signal.SIG_DFL),
             )
             time.sleep(seconds)
             process.send_signal(number)

@@ -172,6 +172,18 @@ def check_it_succeeds_now(name: str, start: Start, *, was_complete: bool = False
     assert "Traceback" not in further
 
 
+@pytest.mark.parametrize("name", ["train", "sft"])
+def test_ctrl_c_during_the_import_of_a_library_ends_at_once(name: str, start: Start) -> None:
+    process = start(name)
+    maps = Path(f"/proc/{process.pid}/maps")
+    deadline = time.monotonic() + LONGEST_SECONDS
+    while "jaxlib" not in maps.read_text() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    process.send_signal(signal.SIGINT)
+
+    assert end(process) == (-signal.SIGINT, "")
+
+
 @pytest.mark.quick_cases("audit-SIGTERM")
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 @pytest.mark.parametrize("name", COMMANDS)

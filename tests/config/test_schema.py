@@ -15,6 +15,7 @@ from jzero.algorithms.corrections import CORRECTIONS
 from jzero.algorithms.kl import KL_ESTIMATORS
 from jzero.algorithms.ratios import RATIOS
 from jzero.algorithms.surrogates import SURROGATES
+from jzero.config.architecture import Architecture, read_architecture, tiny_arch
 from jzero.errors import UserError
 from jzero.fields import (
     KIND,
@@ -79,6 +80,34 @@ def test_every_setting_is_set_by_its_flag(setting: config.Setting, recipe: confi
         for flag, switched in (("--config", True), ("--noconfig", False)):
             changed = cli.parse_settings(recipe, [f"{flag}.{setting.name}"])
             assert get(changed, setting.name) is switched
+
+
+@pytest.mark.parametrize("entry", fields_of(Architecture))
+def test_every_entry_of_a_tiny_model_is_set_by_its_flag(entry: str) -> None:
+    settings = config.Config()
+    settings.model.arch = tiny_arch("tiny-qwen3-moe", num_hidden_layers=2)
+    before = read_architecture(settings.model.arch)
+    for value in other_values_of(getattr(before, entry)):
+        changed = cli.parse_settings(settings, [f"--config.model.arch.{entry}={value}"])
+        after = read_architecture(changed.model.arch)
+        assert after == dataclasses.replace(before, **{entry: value})
+
+
+def other_values_of(value: object) -> list[object]:
+    """Returns other values of the type of an entry, within all bounds."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, str):
+        return ["llama", "qwen3"]
+    assert isinstance(value, int | float), f"{value=}"
+    return [value + 2 if isinstance(value, int) else value / 2 + 0.125]
+
+
+def test_an_entry_of_a_file_is_not_set_by_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        flags = ["--config.model.arch=a/config.json", "--config.model.arch.head_dim=8"]
+        cli.parse_settings(config.Config(), flags)
+    assert "change the entry there" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
