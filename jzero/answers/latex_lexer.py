@@ -16,7 +16,8 @@ from jzero.answers.languages import in_english
 from jzero.answers.layout import simplified
 from jzero.answers.names import with_names
 from jzero.answers.numerals import plain_numerals, without_python
-from jzero.answers.phrases import with_relation, without_lead_in
+from jzero.answers.labels import with_labels
+from jzero.answers.phrases import without_lead_in
 from jzero.answers.quantities import LETTERS_OF_UNITS
 from jzero.answers.spoken import spoken
 from jzero.answers.units import MULTIPLIERS, UNIT_WORDS
@@ -160,7 +161,7 @@ def simplified_text(text: str) -> str:
         if "mod" not in text:
             text = text.replace("\\equiv", "=", 1)
     notation = spoken(text)
-    return notation if notation != text else with_relation(text)
+    return notation if notation != text else with_labels(text)
 
 
 def tokenize(text: str, units: frozenset[str] = frozenset()) -> list[str]:
