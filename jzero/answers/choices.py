@@ -23,6 +23,13 @@ _TYPE = re.compile(
     r"\\(?:text(?:bf|rm|it)?|mathrm|mathbf|mbox)\s*\{|[{}$]|\\\\|\\q?quad|\*\*|~|\\ "
 )
 _SPACES = re.compile(r"\s+")
+_AND = re.compile(r"\band\b")
+_ASKS_FOR_SEVERAL = re.compile(
+    r"all that (?:apply|are|hold)|one or more|which (?:of the (?:following"
+    r"|statements)\b.{0,80})?\bare\b"
+    r"|select all|choose all|multiple (?:options|answers)",
+    re.IGNORECASE,
+)
 LONGEST_OPTION = 400  # characters
 
 
@@ -61,6 +68,27 @@ def plain(text: str) -> str:
     """Returns a text without its type, spaces and case, to compare it with an option."""
     text = _TYPE.sub(" ", simplified_text(_TYPE.sub(" ", text)))
     return _SPACES.sub("", text).strip(".,;:").lower()
+
+
+def letters_of_choices(text: str) -> frozenset[str]:
+    """Returns A, B and D of "ABD", "A, B and D" and "(A), (B), (D)"; empty for other answers."""
+    written = _SPACES.sub("", _AND.sub(",", _TYPE.sub(" ", text))).strip(".,{}")
+    letters = re.sub(r"[(),;&]", "", written)
+    is_run = (
+        bool(letters) and set(letters) <= set(LETTERS) and "".join(sorted(set(letters))) == letters
+    )
+    is_list = re.fullmatch(r"[(]?[A-J][)]?(?:[,;&]+[(]?[A-J][)]?)+", written) is not None
+    return (
+        frozenset(letters)
+        if is_run or (is_list and len(set(letters)) == len(letters))
+        else frozenset()
+    )
+
+
+@functools.lru_cache(1024)
+def asks_for_several(question: str) -> bool:
+    """Returns whether a question asks for all of its options that hold."""
+    return _ASKS_FOR_SEVERAL.search(question) is not None
 
 
 def option_of_text(text: str, texts: dict[str, str], equals: Callable[[str, str], bool]) -> str:

@@ -9,8 +9,12 @@ import re
 from jzero.answers.vocabulary import words
 
 _CUE = frozenset(
-    f'"{word}' for word in words("for where with integer integers real any all every constant")
+    f'"{word}'
+    for word in words(
+        "for where with when whenever provided if integer integers real any all every constant"
+    )
 )
+_RELATIONS = frozenset("∈≥>≠=")
 _SEPARATOR = "\x1f"  # in no token
 _LETTER = r'"?(?P<name>[A-Za-z])'
 _START = '(?:[,;]\x1f)?(?:\\(\x1f)?(?:"(?:for|where|with|and|when)\x1f)?'
@@ -29,6 +33,14 @@ _FORMS = [
         "\x1f(?P<domain>[ℤℕ][₊₀]?|\\\\real)",
     )
 ]
+# for n >= 1; (x != 1) after a formula; (n = 0, 1, 2, ...)
+_NUMBERS = "(?:-\x1f)?[0-9][0-9.]*"
+_RESTRICTION = re.compile(
+    '(?<=\x1f)(?:[,;]\x1f)?(?:(?P<opened>\\(\x1f)|"(?:for|where|with|when|whenever|provided|if)\x1f)'
+    f'(?:"that\x1f)?{_QUANTIFIER}(?:"integers?\x1f)?{_LETTER}\x1f'
+    f"(?:(?P<relation>[≥>≠])\x1f(?P<number>{_NUMBERS})"
+    f"|=\x1f(?P<first>[01])(?:\x1f,\x1f[0-9]+)+\x1f,\x1f\\\\ldots)(?P<closed>\x1f\\))?\\Z"
+)
 # for some constant c; where c and d are arbitrary constants
 _CONSTANTS = re.compile(
     '(?:(?<=\x1f)|^)(?:[,;]\x1f)?(?:\\(\x1f)?"(?:for|where|with)\x1f'
@@ -43,12 +55,20 @@ _DOMAINS = {"integer": "ℤ", "natural": "ℕ", "real": "\\real"}
 
 def with_declarations(tokens: list[str]) -> list[str]:
     r"""Returns the tokens with , k ∈ ℤ for a declaration in words, or in brackets at the end."""
-    if _CUE.isdisjoint(tokens) and not ("∈" in tokens and "(" in tokens):
+    if _CUE.isdisjoint(tokens) and not ("(" in tokens and not _RELATIONS.isdisjoint(tokens)):
         return tokens
     text = _CONSTANTS.sub("", _SEPARATOR.join(tokens))
+    text = _RESTRICTION.sub(_restricted, text)
     for form in _FORMS:
         text = form.sub(_declared, text)
     return text.strip(_SEPARATOR).split(_SEPARATOR)
+
+
+def _restricted(match: re.Match[str]) -> str:
+    if bool(match["opened"]) != bool(match["closed"]):
+        return match[0]
+    relation, number = match["relation"] or "≥", match["number"] or match["first"]
+    return _SEPARATOR.join((",", match["name"], relation, number))
 
 
 def _declared(match: re.Match[str]) -> str:

@@ -28,9 +28,10 @@ from jzero.answers.groups import invariants, is_group, same_small_group
 from jzero.answers.intervals import Pieces, same_number
 from jzero.answers.latex_blocks import is_statement
 from jzero.answers.linear import matrix_rank
-from jzero.answers.matrices import identity_scale, rows_of, scaled_identity
+from jzero.answers.matrices import identity_scale, identity_size, rows_of, scaled_identity
 from jzero.answers.noncommuting import is_noncommuting, same_ordered
 from jzero.answers.same_quantity import has_quantity, same_quantity, without_unit_of_letters
+from jzero.answers.sampling import is_index
 from jzero.answers.statements import (
     Conjunction,
     Residues,
@@ -39,11 +40,14 @@ from jzero.answers.statements import (
     assignment,
     integer_parameters,
     is_name,
+    of_whole_numbers,
     real_set,
     residues,
     same_family,
     settled,
     solutions,
+    with_each_name,
+    with_points,
 )
 from jzero.answers.units import folded
 from jzero.answers.vocabulary import words
@@ -305,8 +309,12 @@ def _same_dates(prediction: Node, gold: Node, rules: Rules) -> bool:
 
 
 def _same_text(prediction: Node, gold: Node, rules: Rules) -> bool:
-    letters = _letters(prediction)
-    return letters != "" and letters == _letters(gold)
+    letters, gold_letters = _letters(prediction), _letters(gold)
+    if {letters, gold_letters} == {"infinitelymany", "inf"}:  # how many solutions
+        return True
+    if "neither" in (letters, gold_letters):  # neither even nor odd
+        return letters.startswith("neither") and gold_letters.startswith("neither")
+    return letters != "" and letters == gold_letters
 
 
 def _letters(node: Node) -> str:
@@ -317,7 +325,7 @@ def _letters(node: Node) -> str:
     if node.kind == "multiply":
         letters = [_letters(part) for part in node.parts]
         return folded("".join(letters)) if all(letters) else ""
-    return node.name if node.kind in ("text", "symbol") else ""
+    return node.name if node.kind in ("text", "symbol", "infinity") else ""
 
 
 # Matrices
@@ -331,6 +339,9 @@ def _same_matrix(prediction: Node, gold: Node, rules: Rules) -> bool:
     rows, gold_rows = rows_of(prediction), rows_of(gold)
     # 2I has the size of the other matrix.
     scale, gold_scale = identity_scale(prediction), identity_scale(gold)
+    sizes = {size for size in (identity_size(prediction), identity_size(gold)) if size}
+    if not sizes <= {len(entries) for entries in (rows, gold_rows) if entries is not None}:
+        return False
     if rows is None and scale is not None and gold_rows is not None:
         rows = scaled_identity(scale, len(gold_rows))
     elif gold_rows is None and gold_scale is not None and rows is not None:
@@ -376,6 +387,44 @@ def _without_name(node: Node, other: Node) -> Node:
     return node.parts[1] if first.kind == "symbol" and " " not in first.name else node
 
 
+def _without_holes(node: Node, other: Node) -> Node:
+    r"""Returns a formula without a restriction: \frac1x for \frac1x, x ≠ 0; a_n = 2^n, n ≥ 1.
+
+    Single points and the start of a sequence do not count, unless both answers name some.
+    """
+    if node.kind not in ("list", "and") or any(_is_hole(part) for part in other.parts):
+        return node
+    formulas = [part for part in node.parts if not _is_hole(part)]
+    if len(formulas) != 1 or len(formulas) == len(node.parts):
+        return node
+    formula = formulas[0]
+    if formula.kind == "relation" and formula.name == "=":
+        name, formula = formula.parts[0], formula.parts[-1]
+        # x = 2k\pi, k ≥ 0 has other values than x = 2k\pi.
+        has_index = name.kind in ("apply", "multiply") or "_" in name.name
+        if not has_index and not all(part.name == "≠" for part in node.parts[1:]):
+            return node
+    if is_statement(formula):
+        return node
+    restricted = [_restricted_name(part) for part in node.parts if _is_hole(part)]
+    return formulas[0] if symbol_names(formula) >= {*restricted} else node
+
+
+def _is_hole(node: Node) -> bool:
+    """Returns whether a relation is x ≠ a, or n ≥ 1 for an index."""
+    if node.kind != "relation" or len(node.parts) != 2:
+        return False
+    if node.name == "≠":
+        return node.parts[0].kind == "symbol"
+    low, name = node.parts
+    is_start = node.name == "≤" and low.kind == "number" and low.value <= 2
+    return is_start and name.kind == "symbol" and is_index(name.name)
+
+
+def _restricted_name(hole: Node) -> str:
+    return hole.parts[0 if hole.name == "≠" else 1].name
+
+
 def _same_statement(prediction: Node, gold: Node, rules: Rules) -> bool:
     """Compares the statements of two answers about their names.
 
@@ -383,8 +432,13 @@ def _same_statement(prediction: Node, gold: Node, rules: Rules) -> bool:
     1 with (0, 1).
     """
     prediction, gold = _without_name(prediction, gold), _without_name(gold, prediction)
+    prediction, gold = _without_holes(prediction, gold), _without_holes(gold, prediction)
     if not is_statement(prediction) and not is_statement(gold):
         return equal(prediction, gold, rules)
+    prediction, gold = with_points(prediction), with_points(gold)
+    named = with_each_name(prediction), with_each_name(gold)
+    if named != (prediction, gold) and gold.kind != "number":
+        return _same_statement(*named, rules)
     # Solutions such as x = kπ, k ∈ ℤ, are compared as families.
     prediction, parameters = integer_parameters(settled(prediction))
     gold, gold_parameters = integer_parameters(settled(gold))
@@ -428,8 +482,13 @@ def _same_relations(prediction: Node, gold: Node, rules: Rules) -> bool:
             numbers.name,
             gold_numbers.name,
         )
-        if names_differ or numbers.domain != gold_numbers.domain:
+        if names_differ:
             return False
+        if numbers.domain != gold_numbers.domain:
+            # An index is a whole number: n ≥ 2 may be all integers from 2 on.
+            numbers, gold_numbers = map(of_whole_numbers, (numbers, gold_numbers))
+            if numbers.domain != gold_numbers.domain:
+                return False
         # The gold gives values, so an equation that is still to be solved is no answer.
         if rules.strict and _has_equation_to_solve(prediction) and solutions(gold) is not None:
             return False
@@ -686,6 +745,9 @@ def _symbolic_interval(node: Node) -> Node:
 def _same_congruence(prediction: Node, gold: Node) -> bool:
     if not _has_congruence(gold) and not _has_congruence(prediction):
         return False
+    if gold.kind == "number" and prediction.kind in ("modulo", "congruence"):
+        remainder, modulus = (part.value for part in prediction.parts)  # 3 (mod 7) is 3
+        return 0 <= remainder == gold.value < modulus
     expected = residues(gold)
     predicted = None if expected is None else residues(prediction)
     if predicted is None or expected is None or predicted.modulus == 1:

@@ -164,6 +164,11 @@ def _is_level(item: Item) -> bool:
 
 def _declarations(node: Node) -> tuple[Node, dict[str, str]]:
     """Returns an answer without its k in Z and k >= 0, and the domains of the parameters."""
+    if node.kind == "or":  # x = ±1 + 2kπ, k ∈ ℤ
+        parts = [_declarations(part) for part in node.parts]
+        if any(declared != parts[0][1] for _, declared in parts):
+            return node, {}
+        return node._replace(parts=tuple(part for part, _ in parts)), parts[0][1]
     if node.kind not in ("list", "and"):
         return node, {}
     declared: dict[str, str] = {}

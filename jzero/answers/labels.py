@@ -14,7 +14,8 @@ LONGEST = 300  # characters
 _KINDS = r"(?:(?:global|absolute|local|relative) )?"
 _LABEL = (
     rf"(?:{_KINDS}(?:maximum|minimum|max|min)(?: value| point)?"
-    r"|(?:common )?(?:vertex|center|centre|focus|point|midpoint|centroid|orthocenter|radius|diameter)"
+    r"|(?:common )?(?:vertex|center|centre|focus|point|midpoint|centroid|orthocenter|radius"
+    r"|diameter)"
     r"|(?:saddle|critical|stationary|inflection|fixed|intersection) point"
     r"|point of (?:intersection|inflection|tangency)"
     r"|[xy][- ]?intercept|slope|gradient|area|perimeter|circumference|volume|surface area"
@@ -42,7 +43,8 @@ _LABELED = re.compile(
 _INTERCEPT = re.compile(r"\$?\b([xy])\$?\s*\\text\s*\{\s*-?\s*(?=intercept)")
 # (0,0) is a saddle point.
 _LABEL_AFTER = re.compile(
-    rf"\s*(?P<value>\([^()]*\))\s*(?:\\text\s*\{{)?\s*is (?:an? |the )(?P<label>{_LABEL})\s*\}}?\s*",
+    rf"\s*(?P<value>\([^()]*\))\s*(?:\\text\s*\{{)?\s*is (?:an? |the )"
+    rf"(?P<label>{_LABEL})\s*\}}?\s*",
     re.IGNORECASE,
 )
 _OF_A_CURVE = re.compile(
@@ -51,9 +53,21 @@ _OF_A_CURVE = re.compile(
     re.IGNORECASE,
 )
 # l: 3x-4y+5=0 names a curve.
-_NAMED_CURVE = re.compile(r"\s*(?:[lLCEDP]|\\ell|\\Gamma|\\Pi|\\alpha)\s*:\s*(?=[^:=]*[xyr][^:]*=[^:]*\Z)")
+_NAMED_CURVE = re.compile(
+    r"\s*(?:[lLCEDP]|\\ell|\\Gamma|\\Pi|\\alpha)\s*:\s*(?=[^:=]*[xyr][^:]*=[^:]*\Z)"
+)
 _HAS_LABEL = re.compile(r"[A-Za-z]{3}|\A\s*(?:[lLCEDP]|\\ell)\s*:")
 _DEPTHS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
+
+
+_CIRCLE = re.compile(
+    r"\s*(?:\\text\s*\{)?\s*(?:an? |the )?circle (?:with |of )?(?:center|centered at|centre)"
+    r"(?: at)?\s*\}?"
+    r"\s*\((?P<x>[^(),]+),(?P<y>[^(),]+)\)\s*,?\s*(?:\\text\s*\{)?\s*(?:,|and|with|of"
+    r"|\s)*radius(?: of)?"
+    r"\s*\}?\s*(?P<radius>[^=]+)",
+    re.IGNORECASE,
+)
 
 
 def with_labels(text: str) -> str:
@@ -63,6 +77,10 @@ def with_labels(text: str) -> str:
     """
     if len(text) > LONGEST or not _HAS_LABEL.search(text):
         return with_relation(text) if len(text) > LONGEST else text
+    circle = _CIRCLE.fullmatch(text)
+    if circle is not None:
+        x, y, radius = circle["x"], circle["y"], circle["radius"]
+        return rf"(x-({x}))^2+(y-({y}))^2=({radius})^2"
     curve = _OF_A_CURVE.match(text) or _NAMED_CURVE.match(text)
     if curve is not None and not _opens_text(curve[0]):
         return text[curve.end() :]
@@ -105,4 +123,6 @@ def _labeled(item: str) -> str:
 def _spelling(label: str) -> str:
     label = label.lower().replace("maximum", "max").replace("minimum", "min")
     label = label.replace("centre", "center").replace("-", "").replace("absolute", "global")
-    return label.removesuffix(" value").replace(" point", "") if label[:3] in ("max", "min") else label
+    return (
+        label.removesuffix(" value").replace(" point", "") if label[:3] in ("max", "min") else label
+    )

@@ -25,6 +25,34 @@ _NO_SOLUTION = re.compile(
     r"|nessuna\s+soluzione|nenhuma\s+solução|无解|無解|没有解|解なし|해가\s*없다",
     re.IGNORECASE,
 )
+# Sets in words. Without "real", all numbers are real numbers.
+_SETS = [
+    (re.compile(pattern, re.IGNORECASE), notation)
+    for pattern, notation in (
+        (
+            r"(?:x(?:为|是))?(?:所有|全体|任意|一切)的?实数|实数集?|すべての実数|全ての実数|모든\s*실수"
+            r"|(?:alle|die|menge der)\s+reellen?\s+zahlen|(?:todos\s+)?(?:los\s+)?"
+            r"(?:números\s+)?reales"
+            r"|(?:tous\s+)?les\s+(?:nombres\s+)?réels|tutti\s+i\s+(?:numeri\s+)?reali"
+            r"|todos\s+os\s+(?:números\s+)?reais|(?:все|множество)\s+(?:действительны|вещественны)[ех]\s+чис(?:ла|ел)",
+            r"\mathbb{R}",
+        ),
+        (
+            r"(?:所有|全体|任意)的?整数|すべての整数|모든\s*정수|(?:alle|die)\s+ganzen\s+zahlen"
+            r"|todos\s+los\s+(?:números\s+)?enteros|tous\s+les\s+entiers|все\s+целые\s+числа",
+            r"\mathbb{Z}",
+        ),
+        (
+            r"空集|空集合|공집합|(?:die\s+)?leere\s+menge|(?:el\s+)?conjunto\s+vac[ií]o|(?:l')?ensemble\s+vide"
+            r"|insieme\s+vuoto|conjunto\s+vazio|пустое\s+множество",
+            r"\emptyset",
+        ),
+        (
+            r"不存在|存在しない|не\s+существует|no\s+existe|n'existe\s+pas|existiert\s+nicht",
+            r"\text{does not exist}",
+        ),
+    )
+]
 _ANNOUNCEMENT = re.compile(
     r"\s*(?:\\text\s*\{\s*)?(?:(?:die\s+)?(?:antwort|lösung)(?:\s+(?:ist|lautet)|\s*[:：])"
     r"|(?:la\s+)?(?:réponse|solution)(?:\s+est|\s*[:：])|(?:la\s+)?(?:respuesta|solución)(?:\s+es|\s*[:：])"
@@ -121,6 +149,9 @@ def in_english(text: str) -> str:
         return rf"\text{{{_WORDS[word]}}}"
     if _NO_SOLUTION.fullmatch(plain):
         return r"\emptyset"
+    for pattern, notation in _SETS:
+        if pattern.fullmatch(plain):
+            return notation
     for word, operator in _COMPARED:
         text = text.replace(word, operator)
     for pattern, connective in _CONNECTIVES:

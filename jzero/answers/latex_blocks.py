@@ -147,6 +147,8 @@ class Blocks(Reader):
             if token != "\\\\":
                 row.append(token)
                 continue
+            if row[-1:] in ([","], [";"], ["."]):
+                row.pop()
             if "&" in row:
                 # The row separates its condition itself: only the words are dropped.
                 words_after = row.index("&")

@@ -12,13 +12,14 @@ from typing import NamedTuple
 
 from jzero.answers.characters import without_last_punctuation, written_out
 from jzero.answers.declarations import with_declarations
+from jzero.answers.labels import with_labels
 from jzero.answers.languages import in_english
 from jzero.answers.layout import simplified
 from jzero.answers.names import with_names
 from jzero.answers.numerals import plain_numerals, without_python
-from jzero.answers.labels import with_labels
-from jzero.answers.phrases import without_lead_in
+from jzero.answers.phrases import without_lead_in, without_remarks
 from jzero.answers.quantities import LETTERS_OF_UNITS
+from jzero.answers.siunitx import without_siunitx
 from jzero.answers.spoken import spoken
 from jzero.answers.units import MULTIPLIERS, UNIT_WORDS
 from jzero.answers.vocabulary import COMMANDS_WITHOUT_BACKSLASH, TOKENS, TYPESETTING, words
@@ -51,6 +52,16 @@ _REWRITES = [
             r"\\text{ \1Omega}",
         ),
         ("\\Omega", r"\\text\{\s*([kMm]?)\\Omega\s*\}", r"\\text{ \1Omega}"),
+        # USD 50 and US$50 are $50.
+        ("US", r"(?:\\text\s*\{\s*)?\bUSD?\s*\}?\s*(?=[0-9]|\\\$)(?:\\\$)?", r"\\$"),
+        ("Rs", r"(?:\\text\s*\{\s*)?\bRs\.?\s*\}?\s*(?=[0-9])", "₹"),
+        ("EUR", r"(?:\\text\s*\{\s*)?\bEUR\s*\}?\s*(?=[0-9])", "€"),
+        (
+            "const",
+            r"\+\s*(?:\\text\s*\{\s*)?(?:an? |the )?(?:arbitrary )?const(?:ant|\.)?"
+            r"(?: of integration)?\s*\}?",
+            "+C",
+        ),
         ("div", r"\\text\s*\{\s*div\s*\}", r"\\nabla\\cdot "),
         ("curl", r"\\text\s*\{\s*curl\s*\}", r"\\nabla\\times "),
         ("rot", r"\\text\s*\{\s*rot\s*\}", r"\\nabla\\times "),
@@ -119,10 +130,12 @@ _ESCAPED_TWICE = re.compile(
 _CAPITALS_AFTER_LETTERS = re.compile("[a-z]+[A-Z]")
 # f(x) = 0 for all x.
 _FOR_ALL = re.compile(
-    r"(?<=.)\s*,?\s*(?:\\text\s*\{\s*for\s+(?:all|every|any)(?:\s+real)?(?:\s+numbers?)?\s*\}?\s*[a-z]"
+    r"(?<=.)\s*,?\s*(?:(?:\\text\s*\{\s*|\s)for\s+(?:all|every|any)(?:\s+real)?(?:\s+numbers?)?\s*\}?\s*[a-z]"
     r"|\\forall\s*[a-z])\s*\}?(?:\s*\\in\s*\\mathbb\s*\{?R\}?)?\s*\Z"
 )
 _OF_ARGUMENT = re.compile(r"\s*(?:[A-Za-z]\s*\(\s*[a-z]\s*\)|[fgh](?=\s*\\equiv))\s*(?:=|\\equiv)")
+# \text{f(x) = 2x for all x}.
+_EQUATION_IN_PROSE = re.compile(r"\\text\s*\{([A-Za-z]\([a-z]\) ?=[^{}\\]*)\}")
 # f: x \mapsto x^2 is f(x) = x^2.
 _MAPPED = re.compile(
     r"\A\s*(?:(?P<name>[A-Za-z])\s*(?::|\\colon)\s*)?(?P<argument>[a-z])\s*\\mapsto(?![a-z])"
@@ -150,12 +163,14 @@ def simplified_text(text: str) -> str:
     # In a text that was escaped once, two backslashes separate the rows of an environment.
     if "\\\\" in text and ("\\\\begin" in text or "\\begin" not in text):
         text = _ESCAPED_TWICE.sub(r"\\", text)
-    text = plain_numerals(simplified(without_python(text)))
+    text = plain_numerals(simplified(without_siunitx(without_python(text))))
     if "]" in text or "[" in text:
         text = _OPEN_INTERVAL.sub(_with_round_brackets, text)
-    text = without_lead_in(text)
+    text = without_remarks(without_lead_in(text))
     if "\\mapsto" in text:
         text = _MAPPED.sub(lambda map: f"{map['name'] or 'f'}({map['argument']})=", text)
+    if (prose := _EQUATION_IN_PROSE.fullmatch(text)) is not None:
+        text = prose[1]
     if _OF_ARGUMENT.match(text):
         text = _FOR_ALL.sub("", text)
         if "mod" not in text:

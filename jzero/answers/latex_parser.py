@@ -828,7 +828,7 @@ PREFIX: dict[str, Callable[[Parser, Binding], Node]] = {
     "¬": Parser.negation,
     "-": Parser.minus,
     "+": Parser.plus,
-    **dict.fromkeys("=≈,;→", Parser.leading_sign),
+    **dict.fromkeys("=≈∼,;→", Parser.leading_sign),
 }
 
 # Later lines replace earlier ones: "-" starts a value, but after a value it subtracts.

@@ -4,6 +4,7 @@ A vector may be written as a column or in brackets with commas, (1, 2). A row is
 The only operations that may be left to do are a product with a scalar and a transposition.
 """
 
+import re
 from fractions import Fraction
 
 from jzero.answers.evaluation import is_exact, symbol_names, value
@@ -14,6 +15,7 @@ _ZERO, _ONE = (Node("number", value=Fraction(number)) for number in (0, 1))
 _UNIT_VECTORS = {name: name for name in "ijk"}
 _UNIT_VECTORS |= {f"hat {name}": unit for name, unit in zip("ijkxyz", "ijkijk", strict=True)}
 _UNIT_VECTORS |= {"hat imath": "i", "hat jmath": "j"}
+_SIZE = re.compile(r"kind='number'.*value=Fraction\(([0-9]{1,2}), 1\)")
 _TRANSPOSED = ("T", "\\top", "t", "top")
 
 
@@ -84,6 +86,15 @@ def identity_scale(node: Node) -> Node | None:
     return None
 
 
+def identity_size(node: Node) -> int:
+    """Returns 3 for 2I_3, 0 for trees that name no size."""
+    if node.kind == "multiply":
+        return max(map(identity_size, node.parts))
+    is_sized = node.kind == "symbol" and node.name.startswith("I_")
+    number = _SIZE.search(node.name) if is_sized else None
+    return int(number[1]) if number else 0
+
+
 def _has_identity(node: Node) -> bool:
     return identity_scale(node) is not None
 
@@ -135,7 +146,13 @@ def _sum(terms: tuple[Node, ...]) -> Rows | None:
 
 
 def _sum_of_rows(row: tuple[Node, ...], other: tuple[Node, ...]) -> tuple[Node, ...]:
-    return tuple(Node("add", entries) for entries in zip(row, other, strict=True))
+    return tuple(map(_sum_of_two, row, other))
+
+
+def _sum_of_two(entry: Node, other: Node) -> Node:
+    if _ZERO in (entry, other):
+        return entry if other == _ZERO else other
+    return Node("add", (entry, other))
 
 
 def _from_unit_vectors(node: Node) -> Rows | None:
@@ -160,6 +177,10 @@ def _from_unit_vectors(node: Node) -> Rows | None:
 
 def _product(scalar: Node, entry: Node) -> Node:
     """Returns the product, computed if both are rational numbers."""
+    if entry == _ZERO or scalar == _ONE:
+        return entry
+    if entry == _ONE:
+        return scalar
     product = Node("multiply", (scalar, entry))
     number = None if symbol_names(product) else value(product)
     if number is None or not is_exact(number):

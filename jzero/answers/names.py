@@ -23,7 +23,8 @@ ACCENTS = {
 }
 _FIGURES = ("\\angle", "\\triangle")
 _DECORATIONS = frozenset((*ACCENTS, *_FIGURES, "\\vec"))
-_CALLED_WITHOUT = ("\\mathbb", ("E", "P"))  # expectation and probability, named without \mathbb
+# Expectation, probability and orders of growth are also named without a style.
+_CALLED_WITHOUT = {"\\mathbb": "EP", "\\mathcal": "O"}
 _LETTERS = frozenset(ascii_letters) | {f"\\{name}" for name in GREEK if f"\\{name}" not in _FIGURES}
 _WORDS_BELOW = frozenset(f"\\{name}" for name in words("min max inf sup lim"))
 _CAPITALS = frozenset(ascii_uppercase)
@@ -64,7 +65,7 @@ def _with_decorated_names(tokens: list[str]) -> list[str]:
         if token in ACCENTS:
             name, end = _argument(tokens, position + 1)
             # \mathbb{E} and E are the same expectation.
-            if name and token == _CALLED_WITHOUT[0] and name in _CALLED_WITHOUT[1]:
+            if name and name in _CALLED_WITHOUT.get(token, ""):
                 result.append(name)
                 position = end
                 continue

@@ -8,6 +8,7 @@ that change a number into another answer (not 5, more than 5, 5 or 6, half of 5)
 import re
 from typing import NamedTuple
 
+from jzero.answers.quantities import named_unit
 from jzero.answers.units import (
     MULTIPLIERS,
     NUMBER_WORDS,
@@ -45,6 +46,9 @@ _BEFORE_NUMBER = r"(?:\s+(?:only|exactly|now|then|also|a\s+total\s+of|equal\s+to
 _STATES_NUMBER = re.compile(
     rf"\s*(?P<subject>{_SUBJECT})\s+(?:(?:will|would|now|then|also|only)\s+)*"
     rf"(?P<verb>[a-z]+){_BEFORE_NUMBER}\s*(?::\s*)?"
+)
+_TOTAL = re.compile(
+    r"\s*(?:(?:exactly|precisely|only|just|(?:a |in )?total(?: of)?)\s+)+", re.IGNORECASE
 )
 # After the number: a noun with its modifiers, and words such as "in total" and "per hour".
 _TAILS = words(
@@ -111,6 +115,21 @@ _ANOTHER_CHOICE = re.compile(
 _IS_CORRECT = re.compile(
     r"(?<=[A-J)\]}])\s+is\s+(?:the\s+)?(?:correct|right)(?:\s+(?:answer|option|choice))?(?=[\s.}]*\Z)"
 )
+_MAY_HAVE_REMARK = re.compile(r"\)\s*\}*\s*\Z|only\s*\}?\s*\Z")
+# Whether a solution is the only one, and how a number is rounded.
+_REMARK = re.compile(
+    r"(?<=[0-9)}a-z])\s*,?\s*(?:\\text\s*\{)?\s*(?:only|\(\s*(?:\\text\s*\{)?\s*(?:(?:is )?"
+    r"(?:the )?(?:only|unique)"
+    r"(?: (?:real|integer|positive|such|possible|valid))?(?: (?:solutions?|answer|value|root"
+    r"|pair))?"
+    r"|approx(?:imately|\.)?|(?:rounded )?(?:to )?[0-9a-z]+ (?:s\.?f\.?|d\.?p\.?|significant "
+    r"(?:figures|digits)|decimal places?))"
+    r"\s*\}?\s*\))\s*\}?\s*\Z"
+)
+_UNIT_IN_BRACKETS = re.compile(
+    r"(?<=[0-9)}])\s*(?:\\text\s*\{\s*\(|\(\s*\\text\s*\{)"
+    r"(?P<unit>[A-Za-zμΩ/^0-9{}·* -]+?)\)\s*\}?\s*\Z"
+)
 _TEXT = re.compile(r"\\text\s*\{|[{}$]|\\(?=\s)")
 # Letters before any number: the case of 5 Mbar counts.
 _PLAIN_PROSE = re.compile(r"[A-Za-z'-]*[ ,]+[A-Za-z][A-Za-z0-9 ,.;:'()/-]*")
@@ -165,6 +184,23 @@ def _balanced(dropped: str, remainder: str) -> str:
     if "\\text{" in dropped:
         return "{" * (opened - 1) + "\\text{" + remainder
     return "{" * opened + remainder
+
+
+def without_remarks(text: str) -> str:
+    r"""Returns a text without a remark at its end, and without brackets around its unit.
+
+    "x=7 (the only solution)" is x=7, "5.2 (to 2 s.f.)" is 5.2, and "5 \text{ (m/s)}" is 5 m/s.
+    """
+    if not _MAY_HAVE_REMARK.search(text):
+        return text
+    text = _REMARK.sub("", text)
+    match = _UNIT_IN_BRACKETS.search(text)
+    if match is None:
+        return text
+    unit = re.sub(r"[{}]|\\text", "", match["unit"]).strip()
+    first = re.split(r"[^A-Za-zμΩ]", unit)[0]
+    is_known = named_unit(first) or named_unit(singular(first)) or singular(first) == "unit"
+    return rf"{text[: match.start()]}\text{{ {unit}}}" if is_known else text
 
 
 def with_relation(text: str) -> str:
@@ -277,8 +313,9 @@ def number_of_sentence(text: str) -> str:
         return number[0].strip()
     if not text_before.strip() and _MORE_THAN.fullmatch(text_after.strip(" .!\n")):
         return number[0].strip()
-    is_stated = _states_number(text_before) and _is_counted(text_after.strip(" .!\n"))
-    return number[0].strip() if is_stated else ""
+    is_stated = _TOTAL.fullmatch(text_before) or _states_number(text_before)
+    is_counted = _is_counted(text_after.strip(" .!\n"))
+    return number[0].strip() if is_stated and is_counted else ""
 
 
 def _states_number(text: str) -> bool:

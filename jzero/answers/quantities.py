@@ -133,7 +133,7 @@ _COMPOUND_SYMBOLS = {
     "mAh": "hour milliampere",
     "Ws": "second watt",
 }
-_PREFIXES = {
+PREFIXES = {
     "kilo": ("k", 3),
     "mega": ("M", 6),
     "giga": ("G", 9),
@@ -182,7 +182,7 @@ def _tables() -> tuple[dict[str, str], dict[str, str], dict[str, Measure]]:
             spelled_words,
             Measure(measure.size * Fraction(size), measure.dimension),
         )
-    for prefix, (spelled_symbols, exponent) in _PREFIXES.items():
+    for prefix, (spelled_symbols, exponent) in PREFIXES.items():
         for name in _WITH_PREFIX:
             size, dimension = measures[name]
             prefixed = prefix + name

@@ -45,7 +45,11 @@ _DOMAINS = {
     "rationals": "ℚ",
     "complex numbers": "ℂ",
 }
+_WRITTEN_RELATIONS = {"\\geq": "≥", "\\ge": "≥", "\\leq": "≤", "\\le": "≤"}
+_WRITTEN_RELATIONS |= {operator: operator for operator in "<>≤≥"}
+_MOST_RESIDUES = 30
 _COMPARISON = "|".join(sorted(_COMPARISONS, key=len, reverse=True))
+_RELATION_WORD = rf"(?P<relation>{_COMPARISON}|\\[gl]eq?|[<>≤≥])"
 _SIGN = "|".join(_SIGNS)
 _DOMAIN = "|".join(_DOMAINS)
 
@@ -90,6 +94,40 @@ def _between(match: re.Match[str]) -> str:
     name = match["name"] or "x"
     operator = "≤" if match["inclusive"] else "<"
     return f"{low}{operator}{name}{operator}{high}"
+
+
+def _whole_compared(match: re.Match[str]) -> str:
+    """Returns n>5, n ∈ ℤ for all integers n greater than 5, and an intersection without a name."""
+    domain = _DOMAINS[match["domain"]]
+    if domain not in "ℤℕ" or not match["value"].strip():
+        return ""
+    number = match["value"].strip()
+    operator = (_COMPARISONS | _WRITTEN_RELATIONS)[match["relation"]]
+    if match["positive"] and operator not in (">", "≥"):
+        return ""  # 1, 2, 3, ... up to the number
+    if match["name"]:
+        return rf"{match['name']}{operator}{number},{match['name']}\in {domain}"
+    return rf"{_INTERVALS[operator].format(number)}\cap {domain}"
+
+
+def _other_residues(match: re.Match[str]) -> str:
+    """Returns n ≡ 1, 2 (mod 3) for numbers that are not divisible by 3."""
+    groups = match.groupdict()
+    modulus = int(groups["modulus"] or groups["divisor"] or groups["mod"])
+    if not 2 <= modulus <= _MOST_RESIDUES:
+        return ""
+    excluded = {int(number) % modulus for number in (groups["excluded"] or "0").split(",")}
+    residues = [str(number) for number in range(modulus) if number not in excluded]
+    name = groups["name"] or groups["divided"] or groups["left"]
+    congruences = rf"{','.join(residues)}\pmod{{{modulus}}}"
+    if not residues or not name:
+        return congruences if len(residues) == 1 else ""
+    return rf"{name}\equiv {congruences}"
+
+
+def _figure(match: re.Match[str]) -> str:
+    who = match["who"].replace("right isosceles", "isosceles right").removesuffix("-angled")
+    return rf"\text{{{who} triangle}}"
 
 
 def _residue(match: re.Match[str]) -> str:
@@ -207,8 +245,15 @@ _FORMS: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
             _between,
         ),
         (
-            rf"(?:{_NAME} (?:is |must be )?)?{_ALL}?(?:an? )?(?P<parity>odd|even)"
-            r"(?: (?:integers?|numbers?|(?P<after>[a-z])))?",
+            rf"{_ALL}?(?P<positive>positive )?(?P<domain>{_DOMAIN})(?: (?P<name>[a-z]))? ?"
+            rf"(?:(?:such that|with|which are|that are)(?: [a-z])? )?"
+            rf"(?:{_RELATION_WORD}) ?{_VALUE}",
+            _whole_compared,
+        ),
+        (
+            rf"(?:{_NAME} (?:is |must be )?|(?:the )?function (?:f )?(?:is )?)?"
+            rf"{_ALL}?(?:an? )?(?P<parity>odd|even)"
+            r"(?: (?:integers?|numbers?|function))?(?: (?P<after>[a-z]))?",
             _residue,
         ),
         (
@@ -216,7 +261,26 @@ _FORMS: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
             r"(?:multiples? of|divisible by) (?P<modulus>[0-9]+)",
             _residue,
         ),
-        (rf"{_ALL}?(?:the )?(?:primes|prime numbers)|\\ ?p prime ?\\", _text("primes")),
+        (r"(?P<modulus>[0-9]+) ?(?:\\mid|∣) ?(?P<name>[a-z])", _residue),
+        (
+            rf"{_ALL}?(?:integers? |numbers? )?(?:(?P<name>[a-z]) )?(?:is |are |that are )?"
+            r"not (?:divisible by|(?:an? )?multiples? of) (?P<modulus>[0-9]+)"
+            r"|(?P<divisor>[0-9]+) ?(?:\\nmid|∤) ?(?P<divided>[a-z])"
+            r"|(?P<left>[a-z]) ?(?:\\not ?\\equiv|≢|\\not ?≡) ?(?P<excluded>-?[0-9]+"
+            r"(?: ?, ?-?[0-9]+)*) ?"
+            r"(?:\\pmod|\(mod) ?(?P<mod>[0-9]+)\)?",
+            _other_residues,
+        ),
+        (
+            rf"{_ALL}?(?:the )?(?:primes|prime numbers)|\\ ?[a-z] prime ?\\"
+            r"|[a-z] (?:is )?(?:an? )?prime(?: number)?",
+            _text("primes"),
+        ),
+        (
+            r"(?:an? |(?:the )?triangle is )?(?P<who>isosceles right|right isosceles|isosceles"
+            r"|equilateral|scalene|obtuse|acute|right|right-angled)(?: triangle)?",
+            _figure,
+        ),
         (
             r"(?:there (?:is|are|exists?) )?no (?:real |such )?solutions?(?: exists?)?"
             r"|has no (?:real )?solutions?|empty set|the empty set",

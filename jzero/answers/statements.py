@@ -228,7 +228,7 @@ def is_name(node: Node) -> bool:
     """
     if node.kind == "symbol":
         return node.name not in CONSTANTS
-    if node.kind == "apply":
+    if node.kind == "apply" or (node.kind == "integral" and len(node.parts) == 2):
         return True
     if node.kind == "text":
         return True
@@ -339,6 +339,30 @@ def solutions(node: Node) -> tuple[Solution, ...] | None:
     return tuple(result)
 
 
+def with_points(node: Node) -> Node:
+    """Returns (x,y) = (1,2) or (x,y) = (3,4) for (x,y) ∈ {(1,2), (3,4)}; other trees unchanged."""
+    if node.kind != "relation" or node.name != "∈":
+        return node
+    names, points = node.parts
+    are_points = points.kind == "set" and all(part.kind == "tuple" for part in points.parts)
+    if names.kind != "tuple" or not are_points or not _are_names(names.parts) or not points.parts:
+        return node
+    equations = tuple(Node("relation", (names, point), name="=") for point in points.parts)
+    return equations[0] if len(equations) == 1 else Node("or", equations)
+
+
+def with_each_name(node: Node) -> Node:
+    """Returns x = 1, y = 1 for x = y = 1; other trees unchanged."""
+    if node.kind != "relation" or set(node.name) != {"="} or len(node.parts) < 3:
+        return node
+    *names, last = node.parts
+    if len({*names}) < len(names) or not all(name.kind == "symbol" for name in names):
+        return node
+    if not _are_names(tuple(names)) or is_name(last):
+        return node
+    return Node("list", tuple(Node("relation", (name, last), name="=") for name in names))
+
+
 # Sets of real numbers
 
 
@@ -350,6 +374,16 @@ class RealSet(NamedTuple):
     domain: str = ""  # ℤ or ℕ if only whole numbers count
 
 
+def of_whole_numbers(numbers: RealSet) -> RealSet:
+    """Returns the whole numbers of n ≥ 2, whose name is an index; other sets unchanged."""
+    is_half_line = len(numbers.pieces) == 1 and numbers.pieces[0].high == HIGHEST
+    if numbers.domain or not is_half_line or numbers.name is None:
+        return numbers
+    if numbers.name.kind != "symbol" or not is_index(numbers.name.name):
+        return numbers
+    return RealSet(numbers.name, tuple(map(_rounded_inwards, numbers.pieces)), "ℤ")
+
+
 @functools.lru_cache(1024)
 def real_set(node: Node) -> RealSet | None:
     """Returns the set of numbers that a statement, an interval or a formula of sets describes."""
@@ -357,6 +391,9 @@ def real_set(node: Node) -> RealSet | None:
         is_without = node.kind == "setminus" and node.parts[0] == Node("domain", name="ℤ")
         if is_without:
             node = node._replace(parts=(REAL_LINE, *node.parts[1:]))
+        if node.kind == "intersection" and node.parts[-1].name in ("ℤ", "ℕ"):
+            pieces = pieces_of(node._replace(parts=(REAL_LINE, *node.parts[:-1])))
+            return None if pieces is None else _whole_numbers(None, pieces, node.parts[-1].name)
         pieces = pieces_of(node)
         if pieces is not None and is_without:
             return _whole_numbers(None, pieces, "ℤ")
@@ -547,7 +584,7 @@ def residues(node: Node, modulus_of_other: int = 1) -> Residues | None:
     """Returns the residues that a statement allows, modulo all moduli in it and another one."""
     if node.kind == "modulo" or (node.kind == "congruence" and node.parts[0].kind != "relation"):
         return _residues_of_values(node, modulus_of_other)
-    progression = _residues_of_progression(node)
+    progression = _residues_of_progression(node) or _residues_of_progressions(node)
     if progression is not None:
         return progression
     conjunctions = alternatives(_with_common_modulus(node))
@@ -602,6 +639,26 @@ def _residues_of_progression(node: Node) -> Residues | None:
     modulus = int(abs(step))
     member = int(start) % modulus
     return Residues(None if name == _UNKNOWN else name, modulus, frozenset((member,)))
+
+
+def _residues_of_progressions(node: Node) -> Residues | None:
+    """Returns the residues of n = 4k or n = 4k + 1, and of n = 6k ± 1."""
+    node, parameters = integer_parameters(node)
+    if node.kind not in ("or", "list") or len(parameters) > 1:
+        return None
+    each = [_residues_of_progression(part) for part in node.parts]
+    progressions = [one for one in each if one is not None and one.name is not None]
+    names = {one.name for one in progressions}
+    if len(progressions) < len(node.parts) or len(names) != 1:
+        return None
+    modulus = math.lcm(*(one.modulus for one in progressions))
+    if modulus > MAX_MODULUS:
+        return None
+    members: set[int] = set()
+    for one in progressions:
+        for member in one.members:
+            members |= {*range(member, modulus, one.modulus)}
+    return Residues(progressions[0].name, modulus, frozenset(members))
 
 
 def _undeclared_parameter(relation: Node) -> frozenset[str]:

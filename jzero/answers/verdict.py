@@ -21,8 +21,9 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 from jzero.answers.applications import function_names
+from jzero.answers.asked import value_of_asked
 from jzero.answers.chemistry import same_substance
-from jzero.answers.choices import named_option, options, plain
+from jzero.answers.choices import asks_for_several, letters_of_choices, named_option, options, plain
 from jzero.answers.complex_numbers import is_about_complex_numbers, letters_of_complex_numbers
 from jzero.answers.echo import is_echo
 from jzero.answers.equivalence import Rules, equal
@@ -51,6 +52,7 @@ from jzero.answers.phrases import (
     with_names_of_points,
 )
 from jzero.answers.quantities import named_unit
+from jzero.answers.rounding import is_rounded_as_asked
 from jzero.answers.units import MULTIPLIERS, is_unit, singular, unit_name
 from jzero.types import Grade
 
@@ -128,6 +130,8 @@ def _reason(answer: str, gold: str, question: str, rules: Rules) -> str:
     if _PLAIN_NUMBER.fullmatch(answer) and _PLAIN_NUMBER.fullmatch(gold):
         if Fraction(answer) == Fraction(gold):
             return "correct"
+        if question and is_rounded_as_asked(answer, gold, question):
+            return "correct"
         # A program may print 0.30000000000000004.
         if "." not in answer or len(answer) < DIGITS_OF_DOUBLES[0]:
             return "wrong value"
@@ -137,6 +141,9 @@ def _reason(answer: str, gold: str, question: str, rules: Rules) -> str:
     def compare(answer: str, gold: str) -> str:
         return _compared(answer, gold, question, rules)
 
+    letters = letters_of_choices(gold)
+    if len(letters) > 1 and asks_for_several(question) and letters == letters_of_choices(answer):
+        return "correct"
     texts = options(question)
     if texts and read_choice(simplified_text(gold)):
         return _compared_choices(answer, gold, texts, "wrong value", compare)
@@ -150,7 +157,12 @@ def _reason(answer: str, gold: str, question: str, rules: Rules) -> str:
         return reason
     if texts:
         return _compared_choices(answer, gold, texts, reason, compare)
-    return "correct" if _is_correct_in_other_reading(answer, gold, reason, compare) else reason
+    if _is_correct_in_other_reading(answer, gold, reason, compare):
+        return "correct"
+    asked = value_of_asked(answer, question)
+    if asked and compare(asked, gold) == "correct":
+        return "correct"
+    return reason
 
 
 def _compared(answer: str, gold: str, question: str, rules: Rules) -> str:

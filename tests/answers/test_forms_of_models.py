@@ -1,0 +1,202 @@
+r"""Forms in which models write right answers, beside near misses in the same form.
+
+A line is `answer == gold` or `answer != gold`, and may end with `?? question`.
+"""
+
+import itertools
+
+import pytest
+
+from jzero.answers.verdict import grade
+
+FORMS = {
+    "restrictions after a formula": r"""
+        a_n=3\cdot2^{n-1} (n\ge1) == a_n=3\cdot2^{n-1}
+        a_n=3\cdot2^{n-1}\text{ for }n\ge1 == a_n=3\cdot2^{n-1}
+        a_n=3\cdot2^{n-1}\ (n=1,2,3,\ldots) == a_n=3\cdot2^{n-1}
+        a_n=3\cdot2^{n}\text{ for }n\ge1 != a_n=3\cdot2^{n-1}
+        f(n)=2n\text{ for all integers }n\ge0 == f(n)=2n
+        f(n)=3n\text{ for all integers }n\ge0 != f(n)=2n
+        \text{f(x) = 2x for all real x} == f(x)=2x
+        \text{f(x) = 3x for all real x} != f(x)=2x
+        \frac{x+1}{x-1},\ x\neq1 == \frac{x+1}{x-1}
+        \frac{x+1}{x-1}\text{ for }x\ne1 == \frac{x+1}{x-1}
+        \frac{x+1}{x-1} == \frac{x+1}{x-1}, x\neq1
+        \frac{x-1}{x+1},\ x\neq1 != \frac{x+1}{x-1}
+        y=\frac1{x-1}, x\ne2 != y=\frac1{x-1}, x\ne1
+        x>2, x\ne3 != x>2
+        x=3, y\ne2 != x=3
+        xy=1, x\ne0 != xy=1
+        x>2\text{ for }x\ne3 != x>2
+    """,
+    "names with one value": r"""
+        x=y=z=1 == (1,1,1)
+        x=y=z=1 == x=1,y=1,z=1
+        x=y=z=1 == (x,y,z)=(1,1,1)
+        a=b=2 == (a,b)=(2,2)
+        x=y=1 != (1,1,1)
+        x=y=z=1 != (1,1,2)
+        a=b=2 != (2,3)
+        AB=CD=5 == 5
+        (m,n)\in\{(1,1),(2,3)\} == (1,1),(2,3)
+        (m,n)\in\{(1,1),(2,3)\} == (m,n)=(2,3)\text{ or }(m,n)=(1,1)
+        (m,n)\in\{(1,1),(3,2)\} != (1,1),(2,3)
+        (m,n)\in\{(1,1)\} != (1,1),(2,3)
+    """,
+    "whole numbers in words": r"""
+        \text{all integers greater than }5 == n>5, n\in\mathbb Z
+        \text{all integers at least }6 == n>5, n\in\mathbb Z
+        \text{all integers greater than or equal to }5 != n>5, n\in\mathbb Z
+        \text{all integers }n\ge2 == n\ge2
+        \text{all integers }n\ge3 != n\ge2
+        \text{all integers }n\ge2 != x\ge2
+        \text{all real }x\ge2 == x\ge2
+        (5,\infty)\cap\mathbb{Z} == n>5, n\in\mathbb Z
+        (6,\infty)\cap\mathbb{Z} != n>5, n\in\mathbb Z
+        \text{odd integers} == \text{all odd integers }n
+        \text{even integers} != \text{all odd integers }n
+        \text{all primes} == p\text{ prime}
+        n\text{ is divisible by }3 == 3\mid n
+        n\text{ is divisible by }6 != 3\mid n
+        n\mid3 != 3\mid n
+        \text{all }n\text{ not divisible by }3 == n\not\equiv0\pmod3
+        \text{all }n\text{ not divisible by }3 == n\equiv1,2\pmod3
+        3\nmid n == n\not\equiv0\pmod3
+        3\nmid n != n\not\equiv1\pmod3
+        n=4k\text{ or }n=4k+1 == n\equiv0,1\pmod4
+        n=6k\pm1 == n\equiv1,5\pmod6
+        n=6k\pm1 != n\equiv1,4\pmod6
+        n=6k+1 != n\equiv1,5\pmod6
+        3\bmod7 == 3
+        3\pmod7 == 3
+        10\pmod7 != 3
+        3 != 3\pmod7
+        x=\pm\frac\pi3+2\pi n == x=2k\pi\pm\frac\pi3, k\in\mathbb Z
+        x=\pm\frac\pi4+2\pi n != x=2k\pi\pm\frac\pi3, k\in\mathbb Z
+        x=\frac\pi3+2\pi n != x=2k\pi\pm\frac\pi3, k\in\mathbb Z
+    """,
+    "conclusions": r"""
+        \text{isosceles triangle} == \text{isosceles}
+        \text{an isosceles right triangle} != \text{isosceles}
+        \text{The function is odd} == \text{odd}
+        \text{The function is even} != \text{odd}
+        \text{neither even nor odd} == \text{neither}
+        \text{neither even nor odd} != \text{neither increasing nor decreasing}
+        \text{both} != \text{neither}
+        \text{infinitely many} == \infty
+        \text{no solution} != \infty
+        \text{circle with center }(1,2)\text{ and radius }3 == (x-1)^2+(y-2)^2=9
+        \text{circle with center }(2,1)\text{ and radius }3 != (x-1)^2+(y-2)^2=9
+        \text{circle with center }(1,2)\text{ and radius }9 != (x-1)^2+(y-2)^2=9
+        \int e^{2x}dx=\frac12e^{2x}+C == \frac{e^{2x}}2+C
+        \int e^{2x}dx=e^{2x}+C != \frac{e^{2x}}2+C
+        -\cos x+\text{constant} == -\cos x+C
+        \cos x+\text{constant} != -\cos x+C
+        O(n\log n) == \mathcal{O}(n\log n)
+        O(n^2) != \mathcal{O}(n\log n)
+        \sim2.7 == 2.7
+        \sim\frac{n^2}2 == \frac{n^2}2
+        \sim n^2 != \frac{n^2}2
+    """,
+    "remarks and units": r"""
+        x=7\text{ (the only solution)} == 7
+        x=8\text{ (the only solution)} != 7
+        5.2\text{ (to 2 s.f.)} == 5.2
+        5.2\text{ (approx.)} == 5.2
+        5.3\text{ (approx.)} != 5.2
+        5\text{ (m/s)} == 5\text{ m/s}
+        5\text{ (m)} != 5\text{ m/s}
+        12\text{ (units}^2) == 12
+        5\text{ only if }x>2 != 5
+        \text{exactly }2\text{ solutions} == 2
+        \text{exactly }2\text{ solutions} != 3
+        \text{a total of }12\text{ ways} == 12
+        \text{more than }2\text{ solutions} != 2
+        \text{USD }50 == \$50
+        US\$50 == \$50
+        US\$50 != 50\text{ euros}
+        \SI{12}{\newton} == 12\text{ N}
+        \SI{9.8}{\metre\per\second\squared} == 9.8\text{ m/s}^2
+        \SI{9.8}{\metre\per\second} != 9.8\text{ m/s}^2
+        \SI{3}{\kilo\gram} == 3\text{ kg}
+        \SI{3}{\kilo\gram} != 3\text{ g}
+    """,
+    "matrices": r"""
+        I_2 == \begin{pmatrix}1&0\\0&1\end{pmatrix}
+        I_3 != \begin{pmatrix}1&0\\0&1\end{pmatrix}
+        I == \begin{pmatrix}1&0\\0&1\end{pmatrix}
+        2I_2 == \begin{pmatrix}2&0\\0&2\end{pmatrix}
+        2I_3 != \begin{pmatrix}2&0\\0&2\end{pmatrix}
+        (1,0,0)+t(0,1,1) == (1,t,t)
+        (1,0,0)+t(0,1,2) != (1,t,t)
+        (1,0,0)+t(0,1,1) != (t,t,t)
+        \begin{cases}n/2,&n\text{ even},\\(n-1)/2,&n\text{ odd}\end{cases} == \lfloor n/2\rfloor
+        \begin{cases}n/2,&n\text{ even},\\(n+1)/2,&n\text{ odd}\end{cases} != \lfloor n/2\rfloor
+    """,
+    "sets in other languages": r"""
+        \text{所有实数} == \mathbb{R}
+        \text{所有整数} != \mathbb{R}
+        \text{alle reellen Zahlen} == \mathbb{R}
+        \text{все действительные числа} == \mathbb{R}
+        \text{пустое множество} == \emptyset
+        \text{空集} == \emptyset
+        \text{空集} != \mathbb{R}
+        \text{no existe} == \text{DNE}
+    """,
+    "with the question": r"""
+        a+b=17 == 17 ?? Find $a+b$ if $ab=12$.
+        a+b=18 != 17 ?? Find $a+b$ if $ab=12$.
+        a-b=17 != 17 ?? Find $a+b$.
+        x+3=17 != 17 ?? Solve $x+3=20$.
+        a+b=17 != 17 ?? Find $x$.
+        x^2-1=x^2-1 != (x-1)(x+1) ?? Factor $x^2-1$.
+        ABD == A, B, D ?? Select all that apply. A. one B. two C. three D. four
+        A, B and D == ABD ?? Select all that apply. A. one B. two C. three D. four
+        AB != A, B, D ?? Select all that apply. A. one B. two C. three D. four
+        ABCD != A, B, D ?? Select all that apply. A. one B. two C. three D. four
+        ABD != A, B, D ?? Find the area.
+        3.14 == 3.142 ?? Round to two decimal places.
+        3.15 != 3.142 ?? Round to two decimal places.
+        3.1 != 3.142 ?? Round to two decimal places.
+        3.14 != 3.142 ?? Find the area.
+        24 == 23.7 ?? Give the mass to the nearest whole number.
+        23 != 23.7 ?? Give the mass to the nearest whole number.
+    """,
+}
+
+
+def _pairs() -> list[tuple[str, bool, str, str, str]]:
+    pairs = []
+    for form, text in FORMS.items():
+        for line in filter(None, map(str.strip, text.splitlines())):
+            pair, _, question = line.partition(" ?? ")
+            is_same = " == " in pair
+            answer, gold = pair.split(" == " if is_same else " != ")
+            pairs.append((form, is_same, answer.strip(), gold.strip(), question.strip()))
+    return pairs
+
+
+@pytest.mark.parametrize(("form", "is_same", "answer", "gold", "question"), _pairs())
+def test_a_form_is_credited_for_its_own_value(form, is_same, answer, gold, question) -> None:
+    assert grade(answer, gold, template="answer", question=question).correct == is_same
+
+
+@pytest.mark.parametrize("modulus", range(2, 12))
+def test_numbers_that_are_not_divisible_are_all_other_residues(modulus) -> None:
+    residues = ",".join(map(str, range(1, modulus)))
+    gold = rf"n\equiv {residues}\pmod{{{modulus}}}"
+    for answer in (rf"{modulus}\nmid n", rf"n\text{{ is not divisible by }}{modulus}"):
+        assert grade(answer, gold, template="answer").correct
+        other = rf"n\equiv 0\pmod{{{modulus}}}"
+        assert not grade(answer, other, template="answer").correct
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_letters_of_choices_are_a_set(count) -> None:
+    question = "Which of the following are true? (A) one (B) two (C) three (D) four (E) five"
+    for letters in itertools.combinations("ABCDE", count):
+        gold = ", ".join(letters)
+        for answer in ("".join(letters), " and ".join(letters), "(" + "), (".join(letters) + ")"):
+            assert grade(answer, gold, template="answer", question=question).correct, answer
+            others = ", ".join(sorted({*"ABCDE"} - {*letters}))
+            assert not grade(answer, others, template="answer", question=question).correct
