@@ -22,6 +22,7 @@ _OF_LINES = frozenset(("t", "s", "\\lambda", "\\mu"))  # (1,0)+t(1,2) is a produ
 _CONSTANTS = frozenset(("e", "i", "\\pi"))
 _OPENING = frozenset(("(", "[", "{", "\\{"))
 _SET_OPERATORS = frozenset(("∪", "∩", "∖"))
+_RELATIONS = frozenset("=<>≤≥")
 _CLOSING = frozenset((")", "]", "}", "\\}"))
 
 
@@ -95,7 +96,8 @@ def uses(text: str) -> Uses:
         # Evidence that the brackets hold an argument, and not a factor.
         is_set = not _SET_OPERATORS.isdisjoint(argument)
         is_list = _is_list(argument) and name not in _OF_LINES
-        if name in CONVENTIONAL or len(argument) == 1 or is_list or is_set:
+        is_event = name == "P" and not _RELATIONS.isdisjoint(argument)  # P(X > 2)
+        if name in CONVENTIONAL or len(argument) == 1 or is_list or is_set or is_event:
             evident.add(name)
     return Uses(frozenset(before_brackets), frozenset(elsewhere), frozenset(evident))
 

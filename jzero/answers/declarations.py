@@ -41,6 +41,13 @@ _RESTRICTION = re.compile(
     f"(?:(?P<relation>[≥>≠])\x1f(?P<number>{_NUMBERS})"
     f"|=\x1f(?P<first>[01])(?:\x1f,\x1f[0-9]+)+\x1f,\x1f\\\\ldots)(?P<closed>\x1f\\))?\\Z"
 )
+# for nonnegative integers k
+_SIGNED = re.compile(
+    '(?<=\x1f)(?:[,;]\x1f)?(?:\\(\x1f)?"(?:for|where|with)\x1f'
+    f'{_QUANTIFIER}(?:{_LETTER}\x1f(?:"(?:is|are)\x1f)(?:"(?:an?|any|some)\x1f)?)?'
+    '"(?P<sign>nonnegative|positive|non(?=\x1f-\x1f"negative))(?:\x1f-\x1f"negative)?'
+    '\x1f"integers?(?:\x1f"?(?P<after>[A-Za-z]))?(?:\x1f\\))?\\Z'
+)
 # for some constant c; where c and d are arbitrary constants
 _CONSTANTS = re.compile(
     '(?:(?<=\x1f)|^)(?:[,;]\x1f)?(?:\\(\x1f)?"(?:for|where|with)\x1f'
@@ -58,10 +65,18 @@ def with_declarations(tokens: list[str]) -> list[str]:
     if _CUE.isdisjoint(tokens) and not ("(" in tokens and not _RELATIONS.isdisjoint(tokens)):
         return tokens
     text = _CONSTANTS.sub("", _SEPARATOR.join(tokens))
+    text = _SIGNED.sub(_with_sign, text)
     text = _RESTRICTION.sub(_restricted, text)
     for form in _FORMS:
         text = form.sub(_declared, text)
     return text.strip(_SEPARATOR).split(_SEPARATOR)
+
+
+def _with_sign(match: re.Match[str]) -> str:
+    name = match["name"] or match["after"]
+    if name is None:
+        return match[0]
+    return _SEPARATOR.join((",", name, "≥", "1" if match["sign"] == "positive" else "0"))
 
 
 def _restricted(match: re.Match[str]) -> str:

@@ -88,6 +88,9 @@ def _equal(prediction: Node, gold: Node, rules: Rules) -> bool:
     truth_values = _truth_values(gold), _truth_values(prediction)
     if None not in truth_values:
         return truth_values[0] == truth_values[1]
+    lists = _in_square_brackets(prediction, gold)
+    if lists is not None:
+        return _all_equal(*lists, rules)
     # A structure in either answer decides; only two plain formulas are compared by value.
     for kind, compare in _STRUCTURES.items():
         if kind in (prediction.kind, gold.kind):
@@ -110,6 +113,17 @@ def is_literal_quantity(node: Node) -> bool:
 
 
 # Structures
+
+
+def _in_square_brackets(
+    prediction: Node, gold: Node
+) -> tuple[tuple[Node, ...], tuple[Node, ...]] | None:
+    """Returns the members of a list of Python, [1, 2, 3], and of 1, 2, 3; None for others."""
+    if {prediction.kind, gold.kind} != {"tuple", "list"}:
+        return None
+    brackets = prediction if prediction.kind == "tuple" else gold
+    is_list = brackets.name == "[]" and len(brackets.parts) > 2
+    return (prediction.parts, gold.parts) if is_list else None
 
 
 def _same_parts(prediction: Node, gold: Node, rules: Rules) -> bool:
@@ -379,8 +393,8 @@ def _numbers(node: Node) -> list[Value] | None:
 
 
 def _without_name(node: Node, other: Node) -> Node:
-    """Returns S_3 for G ≅ S_3, if the other answer is only a group."""
-    if node.kind != "relation" or node.name != "≅" or is_statement(other):
+    """Returns S_3 for G ≅ S_3, and N(0, 1) for X ∼ N(0, 1), if the other answer has no name."""
+    if node.kind != "relation" or node.name not in ("≅", "∼") or is_statement(other):
         return node
     # Triangles and segments have a space in their names.
     first = node.parts[0]
@@ -482,13 +496,11 @@ def _same_relations(prediction: Node, gold: Node, rules: Rules) -> bool:
             numbers.name,
             gold_numbers.name,
         )
-        if names_differ:
+        if names_differ or numbers.domain != gold_numbers.domain:
             return False
-        if numbers.domain != gold_numbers.domain:
-            # An index is a whole number: n ≥ 2 may be all integers from 2 on.
+        # An index is a whole number: 1 ≤ n ≤ 5 are five numbers.
+        if _are_points(numbers.pieces) != _are_points(gold_numbers.pieces):
             numbers, gold_numbers = map(of_whole_numbers, (numbers, gold_numbers))
-            if numbers.domain != gold_numbers.domain:
-                return False
         # The gold gives values, so an equation that is still to be solved is no answer.
         if rules.strict and _has_equation_to_solve(prediction) and solutions(gold) is not None:
             return False
@@ -501,6 +513,10 @@ def _same_relations(prediction: Node, gold: Node, rules: Rules) -> bool:
     if conjunctions is None or gold_conjunctions is None:
         return _same_parts(prediction, gold, rules)
     return _matches(conjunctions, gold_conjunctions, _same_conjunction)
+
+
+def _are_points(pieces: Pieces) -> bool:
+    return all(low.number == high.number for low, high in pieces)
 
 
 def _has_equation_to_solve(statement: Node) -> bool:
@@ -746,8 +762,9 @@ def _same_congruence(prediction: Node, gold: Node) -> bool:
     if not _has_congruence(gold) and not _has_congruence(prediction):
         return False
     if gold.kind == "number" and prediction.kind in ("modulo", "congruence"):
-        remainder, modulus = (part.value for part in prediction.parts)  # 3 (mod 7) is 3
-        return 0 <= remainder == gold.value < modulus
+        remainder, modulus = prediction.parts  # 3 (mod 7) is 3
+        is_reduced = remainder.kind == modulus.kind == "number" and remainder.value < modulus.value
+        return is_reduced and 0 <= remainder.value == gold.value
     expected = residues(gold)
     predicted = None if expected is None else residues(prediction)
     if predicted is None or expected is None or predicted.modulus == 1:

@@ -22,6 +22,7 @@ from jzero.answers.evaluation import (
     Place,
     Value,
     is_close,
+    is_exact,
     is_real,
     nodes,
     place,
@@ -114,6 +115,9 @@ def _items(node: Node) -> list[Item] | None:
     if not is_statement(inside):
         parts = inside.parts if inside.kind in ("list", "set") else (inside,)
         return [Item((), _vector(part), declared) for part in parts]
+    line = _symmetric_line(inside)
+    if line is not None:
+        return [line]
     given_solutions = solutions(inside)
     if given_solutions is None:
         if inside.kind != "relation" or inside.name != "=":
@@ -131,10 +135,36 @@ def _items(node: Node) -> list[Item] | None:
     return items
 
 
+def _symmetric_line(node: Node) -> Item | None:
+    """Returns the points of a line (x-1)/2 = y/3 = (z+1)/4, None for other trees."""
+    if node.kind != "relation" or node.name != "==" or len(node.parts) != 3:
+        return None
+    names = [symbol_names(side) for side in node.parts]
+    if names != [{"x"}, {"y"}, {"z"}]:
+        return None
+    vector = []
+    for side, name in zip(node.parts, "xyz", strict=True):
+        numbers = [value(side, place(0, name, Fraction(at))) for at in (0, 1, 3)]
+        exact = [number for number in numbers if number is not None and is_exact(number)]
+        if len(exact) < len(numbers):
+            return None
+        at_zero, at_one, at_three = exact
+        slope = at_one - at_zero
+        if not slope or at_three != at_zero + 3 * slope:
+            return None
+        # The coordinate at which the side is t: (t - a) / b.
+        start = Node("number", value=-at_zero / slope)
+        step = Node("number", value=1 / slope)
+        vector.append(Node("add", (start, Node("multiply", (step, symbol("t"))))))
+    return Item(tuple(map(symbol, "xyz")), tuple(vector), {"t": "ℝ"})
+
+
 def _is_unsolved(name: Node, number: Node) -> bool:
     """Returns whether an equation is not solved for a function: C = xy, xy = C, ln|y| = x + C."""
     if _is_usual(name.name, _USUAL_IN_LEVELS) or name.kind in ("abs", "divide", "log", *FUNCTIONS):
         return True
+    if name.kind == "multiply" and _is_usual(name.parts[0].name, _USUAL_IN_LEVELS):
+        return True  # x^2 + y^2 = Cy
     # y(t) is read as a product, too.
     return name.kind == "multiply" and not symbol_names(name) & symbol_names(number)
 
@@ -432,6 +462,8 @@ def _usual_parameters(
     integration_constants = frozenset(name for name in added if _is_usual(name, _USUAL_IN_LEVELS))
     indexed = frozenset(name for name in constants if "_" in name)
     several_unshared = constants & unshared if len(constants & unshared) > 1 else frozenset()
+    if len(indexed) > 1:  # C_1 + C_2 e^x
+        return indexed | integration_constants
     return integration_constants or indexed or several_unshared
 
 

@@ -22,6 +22,8 @@ _LABEL = (
     r"|mean|median|mode|range|domain|variance|standard deviation|expected value|probability"
     r"|eigenvalues?|determinant|rank|trace|dimension|quotient|remainder|sum|product|difference"
     r"|length|width|height|amplitude|frequency|period|phase shift|real part|imaginary part"
+    r"|(?:strictly |monotonically )?(?:increasing|decreasing) (?:on|for)|concave (?:up|down)"
+    r"(?:ward)? on"
     r"|foci|vertices|asymptotes?|directrix|common ratio|common difference|first term)"
 )
 _CURVE = (
@@ -57,6 +59,11 @@ _NAMED_CURVE = re.compile(
     r"\s*(?:[lLCEDP]|\\ell|\\Gamma|\\Pi|\\alpha)\s*:\s*(?=[^:=]*[xyr][^:]*=[^:]*\Z)"
 )
 _HAS_LABEL = re.compile(r"[A-Za-z]{3}|\A\s*(?:[lLCEDP]|\\ell)\s*:")
+# The solutions are x=1 and x=2.
+_STATEMENT_AFTER_LABEL = re.compile(
+    r"\A\s*\\text\{[A-Za-z ]{3,60}\}=(?=[^=]*[A-Za-z)}]\s*(?:[=<>≤≥]|\\[gl]eq?(?![a-z])|\\in"
+    r"(?![a-z])))"
+)
 _DEPTHS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 
 
@@ -68,6 +75,12 @@ _CIRCLE = re.compile(
     r"\s*\}?\s*(?P<radius>[^=]+)",
     re.IGNORECASE,
 )
+_CIRCLE_AROUND = re.compile(
+    r"\s*(?:\\text\s*\{)?\s*(?:an? |the )?circle (?:of|with) radius\s*\}?\s*(?P<radius>[^=,a-z]+?)"
+    r"\s*,?\s*(?:\\text\s*\{)?\s*(?:centered at|with center|and center|about)(?: at)?\s*(?:\}\s*)?"
+    r"(?:the origin|\(?(?P<x>[^(),]+),(?P<y>[^(),]+)\))\s*\}?\s*",
+    re.IGNORECASE,
+)
 
 
 def with_labels(text: str) -> str:
@@ -77,9 +90,9 @@ def with_labels(text: str) -> str:
     """
     if len(text) > LONGEST or not _HAS_LABEL.search(text):
         return with_relation(text) if len(text) > LONGEST else text
-    circle = _CIRCLE.fullmatch(text)
+    circle = _CIRCLE.fullmatch(text) or _CIRCLE_AROUND.fullmatch(text)
     if circle is not None:
-        x, y, radius = circle["x"], circle["y"], circle["radius"]
+        x, y, radius = circle["x"] or "0", circle["y"] or "0", circle["radius"]
         return rf"(x-({x}))^2+(y-({y}))^2=({radius})^2"
     curve = _OF_A_CURVE.match(text) or _NAMED_CURVE.match(text)
     if curve is not None and not _opens_text(curve[0]):
@@ -113,7 +126,7 @@ def _labeled(item: str) -> str:
         return rf"{comma}\text{{{_spelling(after['label'])}}}={after['value']}"
     match = _LABELED.match(item)
     if match is None or _opens_text(match[0]):
-        return comma + with_relation(item)
+        return comma + _STATEMENT_AFTER_LABEL.sub("", with_relation(item))
     if match["point"]:  # the focus F(0,1) has a name
         return comma + item[match.start("point") :]
     label, value = match["label"], item[match.end() :]

@@ -37,6 +37,15 @@ _REWRITES = [
         ("\\circ", r"(?<=[0-9])\s*\\circ(?![A-Za-z])", "°"),
         ("∘", r"\^\s*(?:\{\s*∘\s*\}|∘)|(?<=[0-9])\s*∘", "°"),
         ("°", r"\^\s*(?:\{\s*°\s*\}|°)", "°"),
+        ("\\prime", r"\^\s*\{\s*\\prime\s*\\prime\s*\}", "''"),
+        ("\\prime", r"\^\s*\{\s*\\prime\s*\\prime\s*\\prime\s*\}", "'''"),
+        ("\\imath", r"\\imath(?![A-Za-z])", "i"),
+        ("\\jmath", r"\\jmath(?![A-Za-z])", "j"),
+        (
+            "pprox",
+            r"\A\s*(?:\\text\s*\{\s*)?[Aa]pprox(?:imately|\.)\s*\}?\s*(?=[-$\\0-9])",
+            "≈",
+        ),
         ("\\prime", r"\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![A-Za-z]))", "'"),
         ("\\Delta", r"\\Delta\s*(?=[A-Z]{3}(?![A-Za-z]))", r"\\triangle "),
         # 154 pm is a length, 3 pm a time, and 1.5 \\mu C a charge. An ohm stands after a space.

@@ -31,6 +31,7 @@ from jzero.answers.expressions import (
     mentions,
     negative,
     symbol,
+    unit_names,
 )
 from jzero.answers.groups import CYCLIC, is_group
 from jzero.answers.latex_blocks import Blocks, is_statement, with_moduli
@@ -290,9 +291,23 @@ class Parser(Blocks):
         if token.isdigit() and len(token) > 1 and token[0] not in "01" and not is_argument:
             self.tokens[self.position : self.position + 1] = [token[0], token[1:]]
 
+    def half_line(self, binding: Binding) -> Node:
+        """Reads a relation without a left side, "≥ 5", as the interval from 5 on."""
+        if binding > Binding.LIST or self.position > 1:
+            raise Refused("an operator without a left side")
+        operator = self.last_token
+        number = self.expression(Binding.UNIT)
+        if operator in ">≥":
+            return Node("tuple", (number, INFINITY), name="[)" if operator == "≥" else "()")
+        brackets = "(]" if operator == "≤" else "()"
+        return Node("tuple", (negative(INFINITY), number), name=brackets)
+
     def fraction(self, _: Binding) -> Node:
         above = self.expression(Binding.ATOM)
         below = self.expression(Binding.ATOM)
+        if above.kind == "unit" and above.name[0] != "_" and not unit_names(below):
+            # The unit of the numerator is the unit of the fraction.
+            return above._replace(parts=(Node("divide", (above.parts[0], below)),))
         return _derivative(above, below) or Node("divide", (above, below))
 
     def binomial(self, _: Binding) -> Node:
@@ -829,6 +844,7 @@ PREFIX: dict[str, Callable[[Parser, Binding], Node]] = {
     "-": Parser.minus,
     "+": Parser.plus,
     **dict.fromkeys("=≈∼,;→", Parser.leading_sign),
+    **dict.fromkeys("<>≤≥", Parser.half_line),
 }
 
 # Later lines replace earlier ones: "-" starts a value, but after a value it subtracts.

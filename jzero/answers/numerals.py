@@ -83,11 +83,29 @@ _INFINITE = re.compile(r"\A\s*(-?)(?:inf|Infinity|oo)\s*\Z")
 _INDIAN = re.compile(r"[1-9][0-9]?(?:,[0-9]{2})+,[0-9]{3}(?:\.[0-9]+)?")
 
 
+# Values that sympy prints: oo, floor(n/2), sqrt(3)*I/2.
+_CALLS_OF_PYTHON = [
+    (re.compile(pattern), notation)
+    for pattern, notation in (
+        (r"(?<![A-Za-z\\])oo(?![A-Za-z])", r"\\infty"),
+        (r"(?<![A-Za-z\\])floor\(([^()]*)\)", r"\\lfloor \1\\rfloor "),
+        (r"(?<![A-Za-z\\])ceil(?:ing)?\(([^()]*)\)", r"\\lceil \1\\rceil "),
+        (r"(?<![A-Za-z\\])[Aa]bs\(([^()]*)\)", r"|\1|"),
+        (r"(?<![A-Za-z\\])binomial\(([^(),]*),([^(),]*)\)", r"\\binom{\1}{\2}"),
+        (r"(?<![A-Za-z\\])factorial\(([^(),]*)\)", r"(\1)!"),
+        (r"(?<=\*)I(?![A-Za-z0-9_^])|(?<![A-Za-z\\])I(?=\*)", "i"),
+    )
+]
+
+
 def without_python(text: str) -> str:
     """Returns the notation of values that Python prints: Fraction(1, 3), np.float64(0.5)."""
     text = _QUALIFIER.sub("", text)
     text = _FRACTION_OF_PYTHON.sub(r"\\frac{\1}{\2}", text)
     text = _NUMBER_OF_PYTHON.sub(r"\1", text)
+    if "(" in text or "*" in text or "oo" in text:
+        for pattern, notation in _CALLS_OF_PYTHON:
+            text = pattern.sub(notation, text)
     text = _UNDERSCORES.sub(lambda number: number[0].replace("_", ""), text)
     text = _COMPLEX_OF_PYTHON.sub(r"\1i\2", text)
     return _INFINITE.sub(r"\1\\infty", text)

@@ -115,7 +115,7 @@ _ANOTHER_CHOICE = re.compile(
 _IS_CORRECT = re.compile(
     r"(?<=[A-J)\]}])\s+is\s+(?:the\s+)?(?:correct|right)(?:\s+(?:answer|option|choice))?(?=[\s.}]*\Z)"
 )
-_MAY_HAVE_REMARK = re.compile(r"\)\s*\}*\s*\Z|only\s*\}?\s*\Z")
+_MAY_HAVE_REMARK = re.compile(r"\)\s*\}*\s*(?:\Z|,)|only\s*\}?\s*\Z")
 # Whether a solution is the only one, and how a number is rounded.
 _REMARK = re.compile(
     r"(?<=[0-9)}a-z])\s*,?\s*(?:\\text\s*\{)?\s*(?:only|\(\s*(?:\\text\s*\{)?\s*(?:(?:is )?"
@@ -126,6 +126,11 @@ _REMARK = re.compile(
     r"(?:figures|digits)|decimal places?))"
     r"\s*\}?\s*\))\s*\}?\s*\Z"
 )
+_REMARK_ON_ROOT = re.compile(
+    r"(?<=[0-9)}A-Za-z])\s*(?:\\text\s*\{)?\s*\((?:\\text\s*\{)?(?:a )?(?:double|repeated"
+    r"|triple|simple)(?: root)?\s*\}?\)"
+    r"(?:\s*\})?|(?<=[a-z])\s*\((?:exothermic|endothermic|attractive|repulsive)\)(?=\s*\}?\s*\Z)"
+)
 _UNIT_IN_BRACKETS = re.compile(
     r"(?<=[0-9)}])\s*(?:\\text\s*\{\s*\(|\(\s*\\text\s*\{)"
     r"(?P<unit>[A-Za-zμΩ/^0-9{}·* -]+?)\)\s*\}?\s*\Z"
@@ -133,6 +138,18 @@ _UNIT_IN_BRACKETS = re.compile(
 _TEXT = re.compile(r"\\text\s*\{|[{}$]|\\(?=\s)")
 # Letters before any number: the case of 5 Mbar counts.
 _PLAIN_PROSE = re.compile(r"[A-Za-z'-]*[ ,]+[A-Za-z][A-Za-z0-9 ,.;:'()/-]*")
+_SPACES = re.compile(r"\s+")
+_ONLY_WORDS = re.compile(r"[A-Za-z][A-Za-z' -]*")
+_SUBJECT_OF_PREDICATE = re.compile(
+    r"\A(?:(?:the|this|these|both) (?:[a-z]+ ){1,3}?|it |they )(?:is|are|was|were) (?:(?:an? "
+    r"|the )(?!same))?"
+    r"|\A(?:an? |the )(?!same)"
+)
+_NOUN_OF_KIND = re.compile(
+    r" (?:triangle|geometry|shape|distribution|series|sequence|reaction|one|player|group"
+    r"|bonds?|motion|law|process"
+    r"|mutation|selection|test|model|type|kind)\Z"
+)
 _FIRST_ARTICLE = re.compile(r"\A\s*(?:An?|The)\s")
 _PUNCTUATION = re.compile(r"[,.;:](?=\s|\Z)")
 _WORD = re.compile(r"[A-Za-z']+")
@@ -150,7 +167,7 @@ LONGEST_SENTENCE = 400  # characters
 _SPOKEN_RELATION = re.compile(
     r"\s*(?:\\text\{)?\s*(?!(?i:option|choice|letter)\b)"
     r"(?P<label>[A-Za-z]+(?:[ ]+[A-Za-z]+){0,9})\s*"
-    r"(?:(?P<colon>:)|\s(?:is|are|equals)(?=[\s}])(?:\s+(?:equal\s+to|exactly|precisely)\b)?)\s*\}?\s*(?!(?:the\s+)?(?:correct|right)\b)"
+    r"(?:(?P<colon>:)|\s(?:is|are|was|were|equals)(?=[\s}])(?:\s+(?:equal\s+to|exactly|precisely)\b)?)\s*\}?\s*(?!(?:the\s+)?(?:correct|right)\b)"
     r"(?P<value>\S)"
 )
 
@@ -193,7 +210,7 @@ def without_remarks(text: str) -> str:
     """
     if not _MAY_HAVE_REMARK.search(text):
         return text
-    text = _REMARK.sub("", text)
+    text = _REMARK_ON_ROOT.sub("", _REMARK.sub("", text))
     match = _UNIT_IN_BRACKETS.search(text)
     if match is None:
         return text
@@ -293,6 +310,26 @@ def same_prose(text: str, other: str) -> bool:
                 words_of_text.append(word if is_unit_symbol else folded(word))
         words_of_texts.append(words_of_text)
     return len(words_of_texts[0]) > 1 and words_of_texts[0] == words_of_texts[1]
+
+
+def same_predicate(text: str, other: str) -> bool:
+    """Returns whether two texts say the same of one thing: "the matrix is singular", "singular".
+
+    One of them may leave the subject out, and the noun of a kind: "trigonal planar geometry".
+    """
+    spoken = [_SPACES.sub(" ", _TEXT.sub(" ", written)).strip(" .") for written in (text, other)]
+    if max(map(len, spoken)) > LONGEST_SENTENCE or not all(map(_ONLY_WORDS.fullmatch, spoken)):
+        return False
+    shorter, longer = sorted((_folded_words(words) for words in spoken), key=len)
+    predicate = _SUBJECT_OF_PREDICATE.sub("", longer)
+    if len(shorter) < 3 or not predicate:
+        return False
+    kinds = (_NOUN_OF_KIND.sub("", words) for words in (longer, predicate))
+    return shorter in (predicate, *kinds)
+
+
+def _folded_words(text: str) -> str:
+    return " ".join(map(folded, text.split()))
 
 
 def number_of_sentence(text: str) -> str:

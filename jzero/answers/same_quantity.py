@@ -14,6 +14,8 @@ from jzero.answers.quantities import (
     is_product_of_symbols,
     is_scaled_by_ten,
     kelvin,
+    measure,
+    measure_the_same,
     named_unit,
     same_unit,
     unit_of_powers,
@@ -47,6 +49,8 @@ def same_quantity(
             return False  # the letters of 9.8 m/s^2 are another unit
     elif unit and not gold_unit and gold_inside.kind == "divide":
         gold_inside, gold_unit = _with_unit_of_letters(gold_inside, unit)
+    if _leaves_rate_out(unit, gold_unit) or _leaves_rate_out(gold_unit, unit):
+        return equal(inside, gold_inside, rules)
     if unit and gold_unit and not same_unit(unit, gold_unit):
         may_convert = rules.converts_units or _differ_by_prefix(
             inside, unit, gold_inside, gold_unit
@@ -64,6 +68,16 @@ def same_quantity(
     return equal(inside, gold_inside, rules)
 
 
+def _leaves_rate_out(unit: str, rate: str) -> bool:
+    """Returns whether a rate of money or percent has another unit only in its "per hour"."""
+    amount, _, per = rate.partition(" ")
+    names = per.split()
+    if unit not in _AMOUNTS or amount != unit or len(names) != 2 or names[1] != "-1":
+        return False
+    return measure_the_same(names[0], "second") or measure(names[0]) is None
+
+
+_AMOUNTS = ("dollar", "euro", "cent", "rupee", "sterling", "yen", "yuan", "percent")
 _BASE_TEN = f"_{Node('number', value=Fraction(10))!r}"
 
 

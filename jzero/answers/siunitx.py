@@ -26,5 +26,6 @@ def _in_words(unit: str) -> str:
     for macro, text in _PIECE.findall(unit):
         # \kilo\gram is one word.
         is_prefix = macro in PREFIXES
-        spoken += _SPOKEN.get(macro, macro or text) + ("" if is_prefix else " ")
+        spoken += _SPOKEN.get(macro) or macro or text
+        spoken += "" if is_prefix else " "
     return spoken.strip()

@@ -202,6 +202,7 @@ def _named(match: re.Match[str]) -> str:
     return "" if _NOT_A_NAME & {*spoken_words} else rf"\text{{{match['who']}}}"
 
 
+_VERDICTS = dict.fromkeys(("don't reject", "fail to reject", "cannot reject"), "do not reject")
 _SUBJECT = (
     r"(?:(?:the |this |that )?(?:given |improper )?(?:series|integral|sequence|sum|limit|function"
     r"|derivative|value|inverse|maximum|minimum|it)\s+)?"
@@ -251,15 +252,20 @@ _FORMS: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
             _whole_compared,
         ),
         (
-            rf"(?:{_NAME} (?:is |must be )?|(?:the )?function (?:f )?(?:is )?)?"
+            rf"(?:{_NAME} (?:is |must be )?|(?:the )?function (?:f )?is )?"
             rf"{_ALL}?(?:an? )?(?P<parity>odd|even)"
-            r"(?: (?:integers?|numbers?|function))?(?: (?P<after>[a-z]))?",
+            r"(?: (?:integers?|numbers?))?(?: (?P<after>[a-z]))?",
             _residue,
         ),
         (
             rf"(?:{_NAME} (?:is|must be) (?:an? )?)?{_ALL}?(?:integers |integral )?"
             r"(?:multiples? of|divisible by) (?P<modulus>[0-9]+)",
             _residue,
+        ),
+        (
+            rf"{_ALL}?(?:(?:integers?|numbers?) )?(?:(?P<name>[a-z]) )?(?:is "
+            rf"|are )?of the form (?P<value>[^,]+)",
+            lambda match: (f"{match['name']}=" if match["name"] else "") + match["value"],
         ),
         (r"(?P<modulus>[0-9]+) ?(?:\\mid|∣) ?(?P<name>[a-z])", _residue),
         (
@@ -354,8 +360,14 @@ _FORMS: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
         ),
         (
             r"(?:the )?(?P<who>[a-z]+(?: [a-z]+)?) (?:always )?"
-            r"(?:wins|win|will win|has a winning strategy|can always win)",
+            r"(?:wins|win|will win|has a winning strategy|can always win|(?:is"
+            r"|will be) the winner)",
             _named,
+        ),
+        (
+            r"(?:we )?(?P<who>(?:do not |don't |fail to |cannot )?(?:reject|accept)) "
+            r"(?:the null hypothesis|the null|h ?_ ?0|h0)",
+            lambda match: rf"\text{{{_VERDICTS.get(match['who'], match['who'])} null}}",
         ),
         (r"(?:there are |it has )?infinitely many(?: solutions?)?", _text("infinitely many")),
         (rf"(?:it is |on )(?P<day>{_WEEKDAY})", _group("day")),

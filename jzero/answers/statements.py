@@ -375,13 +375,14 @@ class RealSet(NamedTuple):
 
 
 def of_whole_numbers(numbers: RealSet) -> RealSet:
-    """Returns the whole numbers of n ≥ 2, whose name is an index; other sets unchanged."""
-    is_half_line = len(numbers.pieces) == 1 and numbers.pieces[0].high == HIGHEST
-    if numbers.domain or not is_half_line or numbers.name is None:
+    """Returns the whole numbers of 1 ≤ n ≤ 5, whose name is an index; other sets unchanged."""
+    name = numbers.name
+    if numbers.domain or name is None or name.kind != "symbol" or not is_index(name.name):
         return numbers
-    if numbers.name.kind != "symbol" or not is_index(numbers.name.name):
+    ends = itertools.chain.from_iterable(numbers.pieces)
+    if not all(MP.isfinite(place.number) for place in ends):
         return numbers
-    return RealSet(numbers.name, tuple(map(_rounded_inwards, numbers.pieces)), "ℤ")
+    return _whole_numbers(name, numbers.pieces, "ℤ") or numbers
 
 
 @functools.lru_cache(1024)

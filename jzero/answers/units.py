@@ -126,7 +126,7 @@ _NOUNS = words(
     grandchild gumball hit instance jewel jellyfish kitten ladybug lamb legos load magazine male
     mango marshmallow matchstick meatball minnow mushroom object oyster pastry peach peanut pebble
     petal pillow plank portion portrait poster report sausage scarf scoop shark skip spoke
-    beat digit handshake intersection molecule atom move photon region solution subset
+    beat handshake intersection molecule atom move photon region solution subset
     spot steak sunflower text tissue toad tomato touchdown tub tulip whisker
     c f j n v w"""
 )

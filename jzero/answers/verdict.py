@@ -48,6 +48,7 @@ from jzero.answers.phrases import (
     number_in_words,
     number_of_sentence,
     read_choice,
+    same_predicate,
     same_prose,
     with_names_of_points,
 )
@@ -147,7 +148,7 @@ def _reason(answer: str, gold: str, question: str, rules: Rules) -> str:
     texts = options(question)
     if texts and read_choice(simplified_text(gold)):
         return _compared_choices(answer, gold, texts, "wrong value", compare)
-    if same_substance(answer, gold) or same_prose(answer, gold):
+    if same_substance(answer, gold) or same_prose(answer, gold) or same_predicate(answer, gold):
         return "correct"
     if are_permutations(answer, gold):
         return "correct" if same_permutation(answer, gold) else "wrong value"

@@ -47,7 +47,10 @@ FORMS = {
         \text{all integers greater than }5 == n>5, n\in\mathbb Z
         \text{all integers at least }6 == n>5, n\in\mathbb Z
         \text{all integers greater than or equal to }5 != n>5, n\in\mathbb Z
-        \text{all integers }n\ge2 == n\ge2
+        \text{all integers }n\ge2 == n\in\mathbb{Z},n\ge2
+        1\le n\le4 == \{1,2,3,4\}
+        1\le n\le5 != \{1,2,3,4\}
+        1\le x\le4 != \{1,2,3,4\}
         \text{all integers }n\ge3 != n\ge2
         \text{all integers }n\ge2 != x\ge2
         \text{all real }x\ge2 == x\ge2
@@ -97,6 +100,76 @@ FORMS = {
         \sim2.7 == 2.7
         \sim\frac{n^2}2 == \frac{n^2}2
         \sim n^2 != \frac{n^2}2
+    """,
+    "predicates": r"""
+        \text{The matrix is not invertible} == \text{not invertible}
+        \text{The matrix is invertible} != \text{not invertible}
+        \text{They are equal} == \text{equal}
+        \text{They are not equal} != \text{equal}
+        \text{trigonal planar geometry} == \text{Trigonal planar}
+        \text{trigonal pyramidal geometry} != \text{trigonal planar}
+        \text{the second one} == \text{second}
+        \text{the first one} != \text{second}
+        \text{Alice is the winner} == \text{Alice}
+        \text{Alice is not the winner} != \text{Alice}
+        \text{fail to reject }H_0 == \text{do not reject the null hypothesis}
+        \text{reject }H_0 != \text{do not reject the null hypothesis}
+        \text{increasing on }(0,2) == (0,2)
+        \text{increasing on }(0,2) != \text{decreasing on }(0,2)
+        \text{All solutions are }x=1, x=3 == x=1,3
+        \text{The inverse is }f^{-1}(x)=\frac{x+1}{2} == f^{-1}(x)=\frac{x+1}{2}
+        \text{The inverse is }f^{-1}(x)=\frac{x-1}{2} != f^{-1}(x)=\frac{x+1}{2}
+        \text{His average speed was }60\text{ km/h} == 60\text{ km/h}
+        \text{His average speed was not }60\text{ km/h} != 60\text{ km/h}
+        \text{all }n\text{ of the form }3k+1 == n\equiv1\pmod3
+        \text{all }n\text{ of the form }3k+2 != n\equiv1\pmod3
+        2^k\text{ for nonnegative integers }k == n=2^k,\ k\ge0
+        2^k\text{ for positive integers }k != n=2^k,\ k\ge0
+        X\sim N(5,4) == N(5,4)
+        X\sim N(4,5) != N(5,4)
+        P(X>2)=0.32 == 0.32
+        P(X>2)=0.68 != 0.32
+        P(X>2)=0.32 != P(X>3)=0.32
+    """,
+    "values of Python and other notation": r"""
+        (-oo, 2) == (-\infty,2)
+        (-oo, 2] != (-\infty,2)
+        floor(n/2) == \lfloor n/2\rfloor
+        ceil(n/2) != \lfloor n/2\rfloor
+        Abs(x) == |x|
+        binomial(n,2) == \binom n2
+        -1/2 + sqrt(3)*I/2 == \frac{-1+i\sqrt3}{2}
+        1/2 + sqrt(3)*I/2 != \frac{-1+i\sqrt3}{2}
+        [1, 2, 3] == 1,2,3
+        [2, 1, 3] != 1,2,3
+        \ge5 == x\ge5
+        >5 != x\ge5
+        \ge5 != 5
+        y^{\prime\prime}+4y=0 == y''+4y=0
+        y^{\prime\prime}+4y=0 != y'+4y=0
+        3\hat{i}-4\hat{j} == 3\hat{\imath}-4\hat{\jmath}
+        3\hat{i}+4\hat{j} != 3\hat{\imath}-4\hat{\jmath}
+        -\frac{13.6\text{ eV}}{n^2} == -\frac{13.6}{n^2}\text{ eV}
+        -\frac{13.6\text{ keV}}{n^2} != -\frac{13.6}{n^2}\text{ eV}
+        50\text{ dollars per hour} == \$50
+        50\text{ dollars per hour} != 50\text{ dollars per day}
+        60\text{ km/h} != 60\text{ km}
+        x=-1\text{ (double root)}, x=2 == -1,2
+        x=-1\text{ (double root)}, x=3 != -1,2
+        \text{approximately }\$4200 == \$4200
+        \text{approximately }\$4300 != \$4200
+    """,
+    "lines and constants": r"""
+        \frac{x-1}2=\frac y3=\frac{z+1}{-1} == (x,y,z)=(1+2t,3t,-1-t)
+        \frac{x-1}2=\frac y3=\frac{z-1}{-1} != (x,y,z)=(1+2t,3t,-1-t)
+        \frac{x-1}2=\frac y3=\frac{z+1}{-1} == \frac{x+1}2=\frac{y+3}3=\frac z{-1}
+        \frac{x-1}2=\frac y3=\frac{z+1}{-1} != \frac{x+1}2=\frac{y+3}3=\frac{z+1}{-1}
+        x^2+y^2=Cy == x^2+y^2=cy
+        x^2+y^2=Cy != x^2+y^2=cx
+        C_1+C_2e^{-x}+C_3xe^{-x} == y=c_1+c_2e^{-x}+c_3xe^{-x}
+        C_1+C_2e^{-x}+C_3xe^{x} != y=c_1+c_2e^{-x}+c_3xe^{-x}
+        \text{a circle of radius 3 centered at the origin} == x^2+y^2=9
+        \text{a circle of radius 9 centered at the origin} != x^2+y^2=9
     """,
     "remarks and units": r"""
         x=7\text{ (the only solution)} == 7
