@@ -1,11 +1,16 @@
 """Compares the numbers of tiny runs in two checkouts, and prints a table.
 
-    python benchmarks/same_numbers.py OLD NEW [--only CASE] [--folder DIR] [--renamed OLD=NEW]
+    python benchmarks/same_numbers.py OLD NEW [--short] [--only CASE] [--renamed OLD=NEW]
+    python benchmarks/same_numbers.py --faults [NEW] [--only FAULT]
 
 OLD and NEW are checkouts of jzero, such as a worktree of the last release and this one. Each case
-is a run of a few steps of a recipe, in both checkouts, with the same Python and the same packages.
-After a refactoring every line of `metrics.jsonl` and `samples.jsonl` has to be equal, except for
-times, rates, and the memory of the process.
+(`same_numbers_cases.py`) is a run of a few steps of a recipe, in both checkouts, with the same
+Python and the same packages. After a refactoring every line of `metrics.jsonl` and `samples.jsonl`,
+every evaluation, every response of evaluations and every exported weight has to be equal, except
+for times, rates, and the memory of the process. In addition, what a case is there for has to happen
+in it: a case fails if, for example, no sequence was preempted in the case about preemption.
+
+Minutes: MINUTES
 
 A case gives its settings by the names of the new checkout. `--renamed` translates one of them for
 the old checkout, for example `--renamed rollout.num_slots=rollout.slots`; the flag may be repeated.
@@ -13,95 +18,56 @@ the old checkout, for example `--renamed rollout.num_slots=rollout.slots`; the f
 A line of the table is a case:
 
     steps      lines of metrics.jsonl
-    numbers    metrics that were compared
+    numbers    metrics that were compared, those of evaluations included
     differ     metrics with another value
     missing    metrics that only one of the checkouts has
-    samples    lines of samples.jsonl that were compared, and in parentheses those that differ
+    samples    logged and evaluated responses that were compared, and in parentheses those that
+               differ
+    weights    exported files of weights, and in parentheses those that differ
 
-The exit status is 1 unless all are equal.
+The exit status is 1 unless all are equal and all events happened.
+
+`--faults` shows what the comparison sees. It copies NEW (this checkout by default), plants one of
+the faults of `same_numbers_faults.py` in the copy, and compares the case that the fault names. The
+exit status is 1 unless every fault is seen.
 """
 
 import argparse
+import hashlib
+import importlib.metadata
 import json
 import os
+import resource
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from same_numbers_cases import CASES, TINKER, Case, folder_of, read_lines
+from same_numbers_faults import FAULTS, plant
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from jzero.files import JsonObject
 
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPTED_LOOP = Path(__file__).parent / "tinker" / "scripted_loop.py"
 LIMIT_SECONDS = 900.0
+POLL_SECONDS = 0.1
 TIMED = ("time/", "compile/", "memory/")
-TIMED_ENDS = ("tokens_per_second", "/seconds")
-
-ARCH = (
-    "tiny-qwen2(num_hidden_layers=2,hidden_size=32,intermediate_size=64,num_attention_heads=2,"
-    "num_key_value_heads=1,head_dim=16)"
-)
-MODEL = f"model.arch={ARCH} "
-RUN = """
-rollout.num_prompts=4 rollout.group_size=4 rollout.num_slots=32 rollout.page_size=8
-warm_start.lr=2e-2 warm_start.batch_size=8 warm_start.tries=1 warm_start.steps=40
-train.steps=3 train.logged_rollouts=4 optimizer.lr=1e-3
-eval.problems=16 eval.samples=2 eval.every=2
-"""
-COUNTDOWN = """
-task.options=numbers_min=2 task.options=numbers_max=2 task.options=value_max=9
-task.options=target_max=60 task.options=format_score=0.3
-rollout.max_prompt_tokens=16 rollout.max_new_tokens=24 train.microbatch_tokens=256
-"""
-STALE = "rollout.placement.max_staleness=1"
-# Exact mode wants a KV cache that rounds nothing.
-EXACT = "model.exact=True rollout.kv_dtype=float32"
-# A run of its own that keeps the model of the preset and its lengths. The slots are set, because
-# two checkouts may choose other numbers, and arrays of another shape are summed in another order.
-OWN_MODEL = """
-rollout.num_prompts=4 rollout.group_size=4 rollout.num_slots=16
-warm_start.steps=20 warm_start.tries=1 train.steps=3
-train.logged_rollouts=4 eval.problems=16 eval.every=0
-"""
-MATH = """
-train.steps=2 rollout.num_prompts=2 rollout.num_slots=16 eval.every=0 eval.suites=
-task.data.level_min=1 task.data.level_max=5
-"""
+TIMED_ENDS = ("tokens_per_second", "seconds")
+TIMED_NAMES = ("jobs/given_again",)
 NUM_ROWS = 24
 
-
-@dataclass(frozen=True)
-class Case:
-    """A recipe, and the settings that make it small."""
-
-    recipe: str
-    settings: str
-    num_processes: int = 1
-    teacher: str = ""  # the case whose exported model is the teacher
-    # A file of sums and a tokenizer of bytes, instead of a data set and a tokenizer of the hub.
-    needs_rows: bool = False
-
-
-CASES = {
-    "countdown": Case("countdown.py:tiny", MODEL + RUN + COUNTDOWN),
-    "experts": Case("countdown.py:tiny-moe", OWN_MODEL),
-    "hybrid": Case("countdown.py:tiny-hybrid", OWN_MODEL),
-    "code": Case("code.py:tiny", OWN_MODEL),
-    "calculator": Case("calculator.py:tiny", OWN_MODEL),
-    "guess": Case("guess.py:tiny", OWN_MODEL),
-    "math with turns": Case("math_multiturn.py:tiny", MATH, needs_rows=True),
-    "distill": Case("distill.py:tiny", OWN_MODEL, teacher="countdown"),
-    "asynchronous": Case("countdown.py:tiny", MODEL + RUN + COUNTDOWN + STALE),
-    "two hosts": Case("countdown.py:tiny", MODEL + RUN + COUNTDOWN, num_processes=2),
-    "exact": Case("countdown.py:tiny", MODEL + RUN + COUNTDOWN + EXACT),
-    "exact, experts": Case("countdown.py:tiny-moe", OWN_MODEL + EXACT),
-}
+# -- What differs ----------------------------------------------------------------------------------
 
 
 @dataclass
@@ -114,75 +80,129 @@ class Comparison:
     missing: set[str] = field(default_factory=set)
     samples: int = 0
     other_samples: int = 0
+    weights: int = 0
+    other_weights: int = 0
     failure: str = ""
 
     @property
+    def has_differences(self) -> bool:
+        return bool(self.differ or self.missing or self.other_samples or self.other_weights)
+
+    @property
     def is_equal(self) -> bool:
-        is_same = not (self.differ or self.missing or self.other_samples or self.failure)
-        return is_same and self.numbers > 0 and self.samples > 0
+        is_empty = not self.numbers or not (self.samples or self.weights)
+        return not (self.has_differences or self.failure or is_empty)
+
+    def add_numbers(self, place: str, before: JsonObject, after: JsonObject) -> None:
+        """Compares two groups of metrics."""
+        for name in sorted({*before, *after}):
+            if is_timed(name):
+                continue
+            if name not in before or name not in after:
+                self.missing.add(name)
+                continue
+            self.numbers += 1
+            if before[name] != after[name]:
+                self.differ.append(f"{place}, {name}: {before[name]} and {after[name]}")
+
+    def add_samples(self, old: Path, new: Path) -> None:
+        """Compares two files of JSON lines with a response or a problem in each line."""
+        old_lines, new_lines = read_lines(old), read_lines(new)
+        self.samples += max(len(old_lines), len(new_lines))
+        self.other_samples += abs(len(old_lines) - len(new_lines))
+        for before, after in zip(old_lines, new_lines, strict=False):
+            # A newer checkout may describe a rollout by more keys.
+            self.other_samples += any(
+                key not in after or after[key] != value for key, value in before.items()
+            )
 
     def show(self, name: str, seconds: float) -> None:
         samples = f"{self.samples} ({self.other_samples})"
-        print(
-            f"{name:20}{self.steps:>6}{self.numbers:>9}{len(self.differ):>8}"
-            f"{len(self.missing):>9}{samples:>12}{seconds:>8.0f} s",
-            flush=True,
-        )
+        weights = f"{self.weights} ({self.other_weights})"
+        lines = [
+            f"{name:16}{self.steps:>6}{self.numbers:>9}{len(self.differ):>8}"
+            f"{len(self.missing):>9}{samples:>12}{weights:>9}{seconds:>7.0f} s"
+        ]
         if self.failure:
-            print(f"    {self.failure}")
-        for difference in self.differ[:5]:
-            print(f"    {difference}")
+            lines.append(f"    {self.failure}")
+        lines += [f"    {difference[:200]}" for difference in self.differ[:5]]
         if self.missing:
-            print(f"    only in one: {', '.join(sorted(self.missing)[:8])}")
+            lines.append(f"    only in one: {', '.join(sorted(self.missing)[:8])}")
+        print("\n".join(lines), flush=True)
+
+
+HEADING = (
+    f"{'case':16}{'steps':>6}{'numbers':>9}{'differ':>8}{'missing':>9}{'samples':>12}{'weights':>9}"
+)
 
 
 def is_timed(name: str) -> bool:
     """Returns whether a metric depends on the clock, on caches or on the memory of the process."""
-    return name.startswith(TIMED) or name.endswith(TIMED_ENDS)
+    return name.startswith(TIMED) or name.endswith(TIMED_ENDS) or name in TIMED_NAMES
 
 
-def read_lines(path: Path) -> list[JsonObject]:
-    """Returns the objects of a file of JSON lines; none if there is no file."""
+def read_evaluations(workdir: Path) -> dict[str, JsonObject]:
+    """Returns the metrics of the evaluations before and after a run, by when they were made."""
+    path = workdir / "summary.json"
     if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return {}
+    return json.loads(path.read_text(encoding="utf-8")).get("eval_all", {})
+
+
+def digests(workdir: Path) -> dict[str, str]:
+    """Returns the digest of every exported file of weights, by its path."""
+    paths = sorted(workdir.glob("export-*/**/*.safetensors"))
+    return {
+        str(path.relative_to(workdir)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in paths
+    }
+
+
+def files_of_samples(*workdirs: Path) -> list[str]:
+    """Returns the paths of the files of responses that a run has, relative to its workdir."""
+    paths = {"samples.jsonl"}
+    for workdir in workdirs:
+        for path in (workdir / "evaluations").rglob("*.jsonl"):
+            paths.add(str(path.relative_to(workdir)))
+    return sorted(paths)
 
 
 def compare(old: Path, new: Path) -> Comparison:
-    """Compares the metrics and the samples of two runs."""
+    """Compares the metrics, the responses and the exported weights of two runs."""
     comparison = Comparison()
     old_metrics, new_metrics = (read_lines(run / "metrics.jsonl") for run in (old, new))
     if len(old_metrics) != len(new_metrics):
         comparison.failure = f"{len(old_metrics)} and {len(new_metrics)} lines of metrics.jsonl"
     comparison.steps = len(new_metrics)
     for number, (before, after) in enumerate(zip(old_metrics, new_metrics, strict=False)):
-        names = {name for name in {*before, *after} if not is_timed(name)}
-        for name in sorted(names):
-            if name not in before or name not in after:
-                comparison.missing.add(name)
-                continue
-            comparison.numbers += 1
-            if before[name] != after[name]:
-                line = f"line {number}, {name}: {before[name]} and {after[name]}"
-                comparison.differ.append(line)
-
-    old_samples, new_samples = (read_lines(run / "samples.jsonl") for run in (old, new))
-    comparison.samples = max(len(old_samples), len(new_samples))
-    comparison.other_samples = abs(len(old_samples) - len(new_samples))
-    for before, after in zip(old_samples, new_samples, strict=False):
-        # A newer checkout may describe a rollout by more keys.
-        comparison.other_samples += any(
-            key not in after or after[key] != value for key, value in before.items()
+        comparison.add_numbers(f"line {number}", before, after)
+    old_evaluations, new_evaluations = read_evaluations(old), read_evaluations(new)
+    for when in sorted({*old_evaluations, *new_evaluations}):
+        comparison.add_numbers(
+            f"evaluation {when}", old_evaluations.get(when, {}), new_evaluations.get(when, {})
         )
+    for path in files_of_samples(old, new):
+        comparison.add_samples(old / path, new / path)
+    old_weights, new_weights = digests(old), digests(new)
+    names = {*old_weights, *new_weights}
+    comparison.weights = len(names)
+    comparison.other_weights = sum(old_weights.get(n) != new_weights.get(n) for n in names)
     return comparison
 
 
+# -- One run ---------------------------------------------------------------------------------------
+
+
 def flags_of(settings: str, renamed: dict[str, str]) -> list[str]:
-    """Returns settings as flags, with other names where `renamed` has them."""
+    """Returns settings as flags, with other names where `renamed` has them.
+
+    Words that begin with a dash are flags already.
+    """
     flags = []
     for setting in settings.split():
         name, _, value = setting.partition("=")
-        flags.append(f"--config.{renamed.get(name, name)}={value}")
+        flag = f"--config.{renamed.get(name, name)}={value}"
+        flags.append(setting if setting.startswith("-") else flag)
     return flags
 
 
@@ -192,65 +212,100 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def commands(
-    case: Case, checkout: Path, workdir: Path, flags: Sequence[str]
-) -> Iterator[list[str]]:
-    """Yields the command of each process of a run."""
+def commands(case: Case, checkout: Path, workdir: Path, flags: Sequence[str]) -> list[list[str]]:
+    """Returns the commands of the processes of a run. The first one writes the workdir."""
+    if case.recipe == TINKER:
+        return [[sys.executable, str(SCRIPTED_LOOP), f"--workdir={workdir}", *flags]]
     config = f"--config={checkout}/configs/{case.recipe}"
     command = [sys.executable, "-m", "jzero.main", config, f"--workdir={workdir}", *flags]
+    sampler = [sys.executable, "-m", "jzero.sample", f"--join={store_of(workdir)}"]
     if case.num_processes == 1:
-        yield command
-        return
+        return [command, *[sampler] * case.num_samplers]
     hosts = [f"--coordinator=localhost:{free_port()}", f"--num_processes={case.num_processes}"]
-    for index in range(case.num_processes):
-        yield [*command, *hosts, f"--process_id={index}"]
+    return [[*command, *hosts, f"--process_id={i}"] for i in range(case.num_processes)]
 
 
-def run(case: Case, checkout: Path, workdir: Path, flags: Sequence[str]) -> str:
-    """Runs a case; returns why it failed, or an empty string."""
-    environment = os.environ | {
+def store_of(workdir: Path) -> Path:
+    """Returns the store of the separate sampler jobs of a run."""
+    return workdir.with_name(f"{workdir.name}-store")
+
+
+def environment_of(checkout: Path, programs: Path, is_optimized: bool) -> dict[str, str]:
+    """Returns the environment variables of a run.
+
+    programs: directory of compiled programs. JAX finds a program there by its content.
+    """
+    xla_flags = os.environ.get("XLA_FLAGS", "")
+    if not is_optimized:
+        xla_flags += " --xla_backend_optimization_level=0"
+        # The older way of generating code compiles three times as fast (tests/conftest.py).
+        if importlib.metadata.version("jaxlib").startswith("0.10."):
+            xla_flags += " --xla_cpu_use_fusion_emitters=false"
+    return os.environ | {
         "PYTHONPATH": str(checkout),
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": "2",
-        # Programs that are equal in both checkouts are compiled once, and without optimizations.
-        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0",
-        "JAX_COMPILATION_CACHE_DIR": str(workdir.parents[1] / "programs"),
+        "XLA_FLAGS": xla_flags.strip(),
+        "JAX_COMPILATION_CACHE_DIR": str(programs),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         "HF_HUB_OFFLINE": "1",
     }
-    processes = []
-    for command in commands(case, checkout, workdir, flags):
-        log = (workdir.parent / f"{workdir.name}.{len(processes)}.log").open("w")
-        processes.append(
-            subprocess.Popen(
-                command, cwd=workdir.parent, env=environment, stdout=log, stderr=subprocess.STDOUT
-            )
-        )
-    deadline = time.monotonic() + LIMIT_SECONDS
-    reason = ""
-    for index, process in enumerate(processes):
-        try:
-            status = process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
+
+
+def run(case: Case, checkout: Path, workdir: Path, flags: Sequence[str], programs: Path) -> str:
+    """Runs a case; returns why it failed, or an empty string."""
+    environment = environment_of(checkout, programs, case.is_optimized)
+    logs: list[Path] = []
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for number, command in enumerate(commands(case, checkout, workdir, flags)):
+            logs.append(workdir.with_name(f"{workdir.name}.{number}.log"))
+            with logs[-1].open("w") as log:
+                processes.append(
+                    subprocess.Popen(
+                        command,
+                        cwd=workdir.parent,
+                        env=environment,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                    )
+                )
+        index = wait_for_all(processes)
+    finally:
+        for process in processes:
             process.kill()
-            status = process.wait()
-        if status and not reason:
-            text = (workdir.parent / f"{workdir.name}.{index}.log").read_text(encoding="utf-8")
-            last = text.strip().splitlines()[-1:] or ["nothing was printed"]
-            reason = f"{checkout.name} ended with status {status}: {last[0]}"
-    return reason
+            process.wait()
+    if index is None:
+        return ""
+    text = logs[index].read_text(encoding="utf-8")
+    last = text.strip().splitlines()[-1:] or ["nothing was printed"]
+    return f"{checkout.name} failed, {logs[index].name}: {last[0]}"
 
 
-def write_rows(folder: Path) -> Path:
-    """Writes problems of mathematics, and returns their file."""
+def wait_for_all(processes: Sequence[subprocess.Popen[bytes]]) -> int | None:
+    """Waits until all processes have ended. Returns the index of one that failed, or None.
+
+    A process that still runs after LIMIT_SECONDS has failed.
+    """
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while True:
+        statuses = [process.poll() for process in processes]
+        for index, status in enumerate(statuses):
+            if status or (status is None and time.monotonic() > deadline):
+                return index
+        if None not in statuses:
+            return None
+        time.sleep(POLL_SECONDS)
+
+
+def write_rows(path: Path, numbers: range) -> None:
+    """Writes sums as problems of mathematics, in JSON lines."""
     rows = []
-    for number in range(NUM_ROWS):
+    for number in numbers:
         question, answer = f"What is {number} + {3 * number + 1}?", str(4 * number + 1)
         rows.append({"problem": question, "answer": answer, "level": 3})
-    path = folder / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def write_tokenizer(folder: Path) -> Path:
@@ -266,58 +321,212 @@ def write_tokenizer(folder: Path) -> Path:
     return directory
 
 
-def compare_case(
-    name: str, checkouts: tuple[Path, Path], folder: Path, renamed: dict[str, str]
-) -> Comparison:
-    """Runs a case in both checkouts, and compares the files."""
-    case = CASES[name]
-    runs = []
-    for label, checkout in zip(("old", "new"), checkouts, strict=True):
-        workdir = folder / label / name.replace(" ", "-").replace(",", "")
+@dataclass(frozen=True)
+class Runs:
+    """The runs of one checkout."""
+
+    checkout: Path
+    folder: Path  # of the workdirs
+    files: Path  # of the rows and the tokenizer
+    renamed: dict[str, str] = field(default_factory=dict)
+
+    def workdir(self, name: str) -> Path:
+        return self.folder / folder_of(name)
+
+    def run(self, name: str, programs: Path) -> str:
+        """Runs a case. Returns why it failed or which event did not happen, or an empty string."""
+        case = CASES[name]
+        workdir = self.workdir(name)
         workdir.parent.mkdir(parents=True, exist_ok=True)
-        flags = flags_of(case.settings, renamed if label == "old" else {})
-        if case.teacher:
-            [teacher] = (folder / label / case.teacher).glob("export-*")
-            flags.append(f"--config.teacher.path={teacher}")
-        if case.needs_rows:
-            flags.append(f"--config.task.data={write_rows(folder)}")
-            flags.append(f"--config.model.tokenizer={write_tokenizer(folder)}")
-        reason = run(case, checkout, workdir, flags)
-        if reason:
-            return Comparison(failure=reason)
-        runs.append(workdir)
-    return compare(*runs)
+        for left in (workdir, store_of(workdir)):  # of an earlier call with the same --folder
+            shutil.rmtree(left, ignore_errors=True)
+        settings = case.settings
+        for place, value in self.values(case).items():
+            settings = settings.replace(f"{{{place}}}", value)
+        flags = flags_of(settings, self.renamed)
+        if reason := run(case, self.checkout, workdir, flags, programs):
+            return reason
+        for event in case.events:
+            if event.measure(workdir) <= 0:
+                return f"{self.checkout.name}: this did not happen: {event.name}"
+        return ""
+
+    def values(self, case: Case) -> dict[str, str]:
+        """Returns the text for each place in braces of the settings of a case."""
+        values = {
+            "rows": str(self.files / "rows.jsonl"),
+            "held_out": str(self.files / "held_out.jsonl"),
+            "tokenizer": str(self.files / "tokenizer"),
+        }
+        for name, other in CASES.items():
+            if other is case:
+                values["store"] = str(store_of(self.workdir(name)))
+        exports = self.workdir(case.needs).glob("export-*") if case.needs else ()
+        for export in exports:
+            values["export"] = str(export)
+        return values
 
 
-def main() -> None:
+# -- All runs --------------------------------------------------------------------------------------
+
+
+def with_needs(names: Sequence[str]) -> list[str]:
+    """Returns cases and the cases that they need, in the order of the table."""
+    needed = {*names, *(CASES[name].needs for name in names)}
+    return [name for name in CASES if name in needed]
+
+
+def at_once(names: Sequence[str], number: int, work: Callable[[str, int], None]) -> None:
+    """Calls `work(name, thread)` for every case, in `number` threads.
+
+    The first thread takes cases from the front and the others from the back, so that neighbors in
+    the table, whose programs are alike, are compiled by the same thread. A case begins after the
+    case that it needs.
+    """
+    waiting = deque(names)
+    done = {name: threading.Event() for name in names}
+    lock = threading.Lock()
+    errors: list[Exception] = []
+
+    def loop(thread: int) -> None:
+        while True:
+            with lock:
+                if not waiting or errors:
+                    return
+                name = waiting.pop() if thread else waiting.popleft()
+            try:
+                if needed := CASES[name].needs:
+                    done[needed].wait()
+                work(name, thread)
+            except Exception as error:  # re-raised below, in the main thread
+                errors.append(error)
+            finally:
+                done[name].set()
+
+    threads = [threading.Thread(target=loop, args=(thread,)) for thread in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def compare_checkouts(
+    old: Runs, new: Runs, names: Sequence[str], folder: Path, number: int
+) -> bool:
+    """Runs cases in both checkouts and prints a line for each; returns whether all are equal."""
+    print(HEADING)
+    are_equal: list[bool] = []
+
+    def work(name: str, thread: int) -> None:
+        start = time.monotonic()
+        # JAX does not write its files atomically, so that no two processes share a directory.
+        programs = folder / f"programs-{thread}"
+        failure = old.run(name, programs) or new.run(name, programs)
+        comparison = compare(old.workdir(name), new.workdir(name))
+        comparison.failure = failure or comparison.failure
+        comparison.show(name, time.monotonic() - start)
+        are_equal.append(comparison.is_equal)
+
+    at_once(names, number, work)
+    return all(are_equal)
+
+
+def show_faults(clean: Runs, names: Sequence[str], folder: Path, number: int) -> bool:
+    """Plants faults in copies of a checkout, and prints which of them are seen.
+
+    Returns whether all of them are.
+    """
+    faults = {name: FAULTS[name] for name in names}
+    cases = with_needs([fault.case for fault in faults.values()])
+    are_seen: list[bool] = []
+    print(f"{'fault':34}{'case':16}{'seen':6}first difference")
+
+    def work(name: str, thread: int) -> None:
+        programs = folder / f"programs-{thread}"
+        if failure := clean.run(name, programs):
+            raise SystemExit(f"error: case {name} without a fault: {failure}")
+        for title, fault in faults.items():
+            if fault.case != name:
+                continue
+            copy = folder / "faults" / title.replace(" ", "-")
+            shutil.rmtree(copy, ignore_errors=True)
+            for part in ("jzero", "configs"):
+                shutil.copytree(clean.checkout / part, copy / part)
+            plant(fault, copy)
+            faulty = Runs(copy, folder / "faulty" / copy.name, clean.files)
+            if needed := CASES[name].needs:
+                # The fault is in this case only, and not in the one whose model it takes.
+                faulty.folder.mkdir(parents=True, exist_ok=True)
+                if not faulty.workdir(needed).exists():
+                    faulty.workdir(needed).symlink_to(clean.workdir(needed))
+            failure = faulty.run(name, programs)
+            comparison = compare(clean.workdir(name), faulty.workdir(name))
+            are_seen.append(comparison.has_differences)
+            first = [*comparison.differ, failure, f"{comparison.other_samples} samples"]
+            shown = next(text for text in first if text)
+            seen = "yes" if comparison.has_differences else "no"
+            print(f"{title:34}{name:16}{seen:6}{shown[:100]}", flush=True)
+
+    at_once(cases, number, work)
+    return all(are_seen) and len(are_seen) == len(faults)
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("old", type=Path)
-    parser.add_argument("new", type=Path)
-    parser.add_argument("--only", action="append", choices=list(CASES), help="may be repeated")
+    parser.add_argument("checkouts", nargs="*", type=Path, metavar="OLD NEW")
+    parser.add_argument("--short", action="store_true", help="the cases for every landing")
+    parser.add_argument(
+        "--faults", action="store_true", help="plant faults, and show which are seen"
+    )
+    parser.add_argument("--only", action="append", help="a case or a fault; may be repeated")
     parser.add_argument("--folder", type=Path, help="where the runs stay; a temporary one")
+    parser.add_argument("--at-once", type=int, default=2, help="cases at the same time (default 2)")
     parser.add_argument("--renamed", action="append", default=[], metavar="OLD=NEW")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
+    known = FAULTS if args.faults else CASES
+    for name in args.only or ():
+        if name not in known:
+            parser.error(f"--only={name}: is not one of {', '.join(known)}")
+    if len(args.checkouts) != 2 and not (args.faults and len(args.checkouts) < 2):
+        parser.error("give two checkouts, or --faults and at most one")
+    return args
 
+
+def main() -> None:
+    args = parse(sys.argv[1:])
     renamed = {}
     for pair in args.renamed:
         old_name, _, new_name = pair.partition("=")
         renamed[new_name] = old_name
-    checkouts = args.old.resolve(), args.new.resolve()
-    only = set(args.only or CASES)
-    only |= {CASES[name].teacher for name in only}  # a teacher is the model of another case
-    names = [name for name in CASES if name in only]
-    print(f"{'case':20}{'steps':>6}{'numbers':>9}{'differ':>8}{'missing':>9}{'samples':>12}")
-    is_equal = True
+    start = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
         folder = (args.folder or Path(temporary)).resolve()
-        for name in names:
-            start = time.monotonic()
-            comparison = compare_case(name, checkouts, folder, renamed)
-            comparison.show(name, time.monotonic() - start)
-            is_equal &= comparison.is_equal
-    sys.exit(0 if is_equal else 1)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_rows(folder / "rows.jsonl", range(NUM_ROWS))
+        write_rows(folder / "held_out.jsonl", range(NUM_ROWS, 2 * NUM_ROWS))
+        write_tokenizer(folder)
+        if args.faults:
+            checkout = args.checkouts[0] if args.checkouts else ROOT
+            clean = Runs(checkout.resolve(), folder / "clean", folder)
+            is_good = show_faults(clean, args.only or list(FAULTS), folder, args.at_once)
+        else:
+            old, new = (path.resolve() for path in args.checkouts)
+            names = args.only or [n for n, c in CASES.items() if c.is_short or not args.short]
+            is_good = compare_checkouts(
+                Runs(old, folder / "old", folder, renamed),
+                Runs(new, folder / "new", folder),
+                with_needs(names),
+                folder,
+                args.at_once,
+            )
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    processor_minutes = (used.ru_utime + used.ru_stime) / 60
+    print(f"{(time.monotonic() - start) / 60:.1f} minutes, {processor_minutes:.1f} of a processor")
+    sys.exit(0 if is_good else 1)
 
 
 if __name__ == "__main__":
