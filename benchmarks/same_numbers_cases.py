@@ -149,6 +149,10 @@ rollout.num_prompts=4 rollout.group_size=4 rollout.num_slots=16 task.grade_worke
 warm_start.steps=20 warm_start.tries=1 train.steps=3
 train.logged_rollouts=4 eval.problems=16 eval.every=0
 """
+# No answer is right after so few steps, but their lengths differ.
+LENGTHS = "task.reward.functions=accuracy task.reward.functions=length "
+# So many steps until some responses are calls, which have 79 tokens.
+CALLS = f"{OWN_MODEL} {LENGTHS} warm_start.steps=300 warm_start.batch_size=16 warm_start.lr=6e-3"
 ROWS = """
 train.steps=2 rollout.num_prompts=2 rollout.num_slots=16 eval.every=0 task.grade_workers=1
 task.data={rows} model.tokenizer={tokenizer}
@@ -156,8 +160,8 @@ task.data={rows} model.tokenizer={tokenizer}
 # Random bytes are a turn that ends at one of these letters. The reply has many tokens of one byte.
 STOPS = " ".join(f"rollout.stop={letter}" for letter in "abcdefghijklmnopqrst")
 TURNS = f"""
-{ROWS} {STOPS} eval.suites= task.data.level_min=1 task.data.level_max=5 task.turn_reward=score
-task.reward.functions=accuracy task.reward.functions=length rollout.max_reply_tokens=256
+{ROWS} {LENGTHS} {STOPS} eval.suites= task.data.level_min=1 task.data.level_max=5
+task.turn_reward=score rollout.max_reply_tokens=256
 """
 WORD_PROBLEMS = f"{ROWS} task.eval_data={{held_out}} eval.problems=4"
 # Several prompts on each of two devices, which begin with the same system prompt.
@@ -262,8 +266,8 @@ CASES = {
         "countdown.py:tiny-moe", SMALL + EXPERTS, (TRAINED, metric("experts/largest_load"))
     ),
     "hybrid": Case("countdown.py:tiny-hybrid", SMALL + HYBRID),
-    "code": Case("code.py:tiny", OWN_MODEL, (TRAINED, metric("sandbox/seconds"))),
-    "calculator": Case("calculator.py:tiny", OWN_MODEL, (TRAINED, metric("tools/calls"))),
+    "code": Case("code.py:tiny", OWN_MODEL + LENGTHS, (TRAINED, metric("sandbox/seconds"))),
+    "calculator": Case("calculator.py:tiny", CALLS, (TRAINED, metric("tools/calls"))),
     "guess": Case("guess.py:tiny", OWN_MODEL, (TRAINED, metric("turns/mean", above=1.0))),
     "math with turns": Case(
         "math_multiturn.py:tiny", TURNS, (TRAINED, metric("turns/mean", above=1.0))

@@ -43,6 +43,14 @@ def test_times_may_differ_and_nothing_else(tmp_path: Path) -> None:
     assert (comparison.steps, comparison.numbers, comparison.samples) == (2, 4, 2)
 
 
+def test_slots_wait_for_replies_as_long_as_these_take(tmp_path: Path) -> None:
+    runs = []
+    for name, share in (("old", 0.5), ("new", 0.25)):
+        turns = [{"turns/mean": 2.0, "rollout/slot_utilization": share}]
+        runs.append(write_run(tmp_path / name, turns, SAMPLES))
+    assert same_numbers.compare(*runs).is_equal
+
+
 def test_rollouts_may_be_described_by_more_keys_and_not_by_fewer(tmp_path: Path) -> None:
     old = write_run(tmp_path / "old", METRICS, SAMPLES)
     more = [row | {"group": 0} for row in SAMPLES]
