@@ -28,6 +28,7 @@ _FORMS = [
         # for any integer k; where k is an integer; (k in Z)
         f'(?:[,;]\x1f)?(?:\\(\x1f)?"(?:for|where|with)\x1f{_QUANTIFIER}{_KIND}\x1f{_LETTER}',
         f"{_START}{_LETTER}\x1f{_BEGINS}{_KIND}",
+        f'[,;]\x1f{_LETTER}\x1f(?:"an\x1f)?{_KIND}',
         f"(?:[,;]\x1f)?\\(\x1f{_LETTER}\x1f∈\x1f(?P<domain>[ℤℕ][₊₀]?|\\\\real)",
         f'(?:[,;]\x1f)?"(?:for|where|with|and)\x1f{_QUANTIFIER}{_LETTER}\x1f∈'
         "\x1f(?P<domain>[ℤℕ][₊₀]?|\\\\real)",
@@ -48,6 +49,11 @@ _SIGNED = re.compile(
     '"(?P<sign>nonnegative|positive|non(?=\x1f-\x1f"negative))(?:\x1f-\x1f"negative)?'
     '\x1f"integers?(?:\x1f"?(?P<after>[A-Za-z]))?(?:\x1f\\))?\\Z'
 )
+# (a, b ∈ ℝ) after a formula
+_SEVERAL = re.compile(
+    "(?<=\x1f)(?:[,;]\x1f)?\\(\x1f(?P<names>[A-Za-z](?:\x1f,\x1f[A-Za-z])+)\x1f∈\x1f"
+    "(?P<domain>[ℤℕ][₊₀]?|\\\\real)\x1f\\)\\Z"
+)
 # for some constant c; where c and d are arbitrary constants
 _CONSTANTS = re.compile(
     '(?:(?<=\x1f)|^)(?:[,;]\x1f)?(?:\\(\x1f)?"(?:for|where|with)\x1f'
@@ -65,6 +71,7 @@ def with_declarations(tokens: list[str]) -> list[str]:
     if _CUE.isdisjoint(tokens) and not ("(" in tokens and not _RELATIONS.isdisjoint(tokens)):
         return tokens
     text = _CONSTANTS.sub("", _SEPARATOR.join(tokens))
+    text = _SEVERAL.sub(",\x1f\\g<names>\x1f∈\x1f\\g<domain>", text)
     text = _SIGNED.sub(_with_sign, text)
     text = _RESTRICTION.sub(_restricted, text)
     for form in _FORMS:

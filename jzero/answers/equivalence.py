@@ -185,6 +185,8 @@ def _same_members(prediction: Node, gold: Node, rules: Rules) -> bool:
 def _without_ellipsis(node: Node) -> Node:
     """Returns 1, 2, 3, 4 for 1, ..., 4, and 1, 2, ..., n for 1, 2, 3, ..., n."""
     names = [part.name for part in node.parts]
+    if names.count("ldots") == 1 and names[-1] == "ldots" and len(names) > 3:
+        return _shortened(node)
     if names.count("ldots") != 1 or names[-1] == "ldots" or names[0] == "ldots":
         return node
     index = names.index("ldots")
@@ -207,6 +209,17 @@ def _without_ellipsis(node: Node) -> Node:
         return node
     values = [first.value + step * number for number in range(int(num_steps) + 1)]
     return node._replace(parts=tuple(Node("number", value=number) for number in values))
+
+
+def _shortened(node: Node) -> Node:
+    """Returns {2, 4, 6, ...} for {2, 4, 6, 8, ...}; other trees unchanged."""
+    *members, dots = node.parts
+    parts = [part.parts[0] if part.kind == "negative" else part for part in members]
+    if not all(part.kind == "number" for part in parts):
+        return node
+    values = [part.value for part in parts]
+    is_even = len({b - a for a, b in itertools.pairwise(values)}) == 1
+    return node._replace(parts=(*members[:3], dots)) if is_even else node
 
 
 def _same_member(member: Node, other: Node, rules: Rules) -> bool:
@@ -394,11 +407,28 @@ def _numbers(node: Node) -> list[Value] | None:
 
 def _without_name(node: Node, other: Node) -> Node:
     """Returns S_3 for G ≅ S_3, and N(0, 1) for X ∼ N(0, 1), if the other answer has no name."""
+    if node.kind == "relation" and node.name == "=" and not is_statement(other):
+        names, vector = node.parts[0], node.parts[-1]
+        rows = rows_of(names) if names.kind == "matrix" else None
+        # A^{-1} is a name, if its value is a matrix.
+        if _is_inverse(names) and vector.kind != "symbol" and rows_of(vector) is not None:
+            return vector
+        # The column of x and y is named, not given.
+        if rows is not None and all(len(row) == 1 and is_name(row[0]) for row in rows):
+            return vector
     if node.kind != "relation" or node.name not in ("≅", "∼") or is_statement(other):
         return node
     # Triangles and segments have a space in their names.
     first = node.parts[0]
     return node.parts[1] if first.kind == "symbol" and " " not in first.name else node
+
+
+def _is_inverse(node: Node) -> bool:
+    if node.kind != "power":
+        return False
+    base, exponent = node.parts
+    is_minus_one = exponent.kind == "negative" and exponent.parts[0].value == 1
+    return is_minus_one and base.kind == "symbol"
 
 
 def _without_holes(node: Node, other: Node) -> Node:

@@ -115,7 +115,7 @@ def _items(node: Node) -> list[Item] | None:
     if not is_statement(inside):
         parts = inside.parts if inside.kind in ("list", "set") else (inside,)
         return [Item((), _vector(part), declared) for part in parts]
-    line = _symmetric_line(inside)
+    line = _symmetric_line(inside) or _named_column(inside, declared)
     if line is not None:
         return [line]
     given_solutions = solutions(inside)
@@ -157,6 +157,15 @@ def _symmetric_line(node: Node) -> Item | None:
         step = Node("number", value=1 / slope)
         vector.append(Node("add", (start, Node("multiply", (step, symbol("t"))))))
     return Item(tuple(map(symbol, "xyz")), tuple(vector), {"t": "ℝ"})
+
+
+def _named_column(node: Node, declared: dict[str, str]) -> Item | None:
+    r"""Returns the entries of \binom xy = s \binom 12, written as columns; None for others."""
+    if node.kind != "relation" or node.name != "=" or node.parts[0].kind != "matrix":
+        return None
+    names, vector = _vector(node.parts[0]), _vector(node.parts[-1])
+    are_names = all(name.kind == "symbol" for name in names) and len(names) == len(vector)
+    return Item(names, vector, declared) if are_names else None
 
 
 def _is_unsolved(name: Node, number: Node) -> bool:
@@ -450,7 +459,7 @@ def _usual_parameters(
     if item.names and constants:
         constants |= free & unshared & _USUAL_PHASES
     # The k of x = π/6 + 2kπ is whole, also where no answer declares it.
-    if item.names and not constants and mentions(formula, symbol("pi")):
+    if item.names and not constants and _is_angle(formula):
         constants = frozenset(name for name in free & unshared if is_index(name))
     added = _added_names(formula) & constants
     if shared and len(constants) == 1 and not (added or constants <= {"C", "K"}):
@@ -465,6 +474,11 @@ def _usual_parameters(
     if len(indexed) > 1:  # C_1 + C_2 e^x
         return indexed | integration_constants
     return integration_constants or indexed or several_unshared
+
+
+def _is_angle(formula: Node) -> bool:
+    is_in_degrees = any(part.kind == "degree" for part in nodes(formula))
+    return is_in_degrees or mentions(formula, symbol("pi"))
 
 
 def _may_be_free(name: str, given: frozenset[str] | None) -> bool:

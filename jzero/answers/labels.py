@@ -24,6 +24,7 @@ _LABEL = (
     r"|length|width|height|amplitude|frequency|period|phase shift|real part|imaginary part"
     r"|(?:strictly |monotonically )?(?:increasing|decreasing) (?:on|for)|concave (?:up|down)"
     r"(?:ward)? on"
+    r"|oxidation (?:state|number)|charge|bond order"
     r"|foci|vertices|asymptotes?|directrix|common ratio|common difference|first term)"
 )
 _CURVE = (

@@ -13,6 +13,11 @@ _WORDS = inverted(
     {
         "yes": "ja oui sí si да 是 是的 はい 예",
         "no": "nein нет 否 不是 いいえ 아니요",
+        "even": "偶数 gerade pair par чётное",
+        "odd": "奇数 ungerade impair impar нечётное",
+        "isosceles triangle": "等腰三角形",
+        "right triangle": "直角三角形",
+        "equilateral triangle": "等边三角形 正三角形",
         "true": "wahr vrai verdadero vero верно истина 对 对的 正确 正しい",
         "infinitely many": "unendlichviele infinitamentemuchas infinitamentemuitas uneinfinité"
         " infinitésde бесконечномного 无穷多 无穷多个 无限多 無限個 無数",
@@ -87,7 +92,9 @@ _UNITS = inverted(
         "km": "千米 公里 км",
         "kg": "千克 公斤 кг",
         "g": "克 г",
-        "hours": "小时 小時 часов часа час stunden stunde heures horas ore",
+        "percent": "prozent процентов процента pourcent",
+        "units": "единиц единицы einheiten unités unidades unità 单位",
+        "hours": "時間 小时 小時 часов часа час stunden stunde heures horas ore",
         "minutes": "分钟 分鐘 минут минуты minuten",
         "seconds": "秒 секунд sekunden secondes segundos",
         "days": "天 日 дней дня tage jours días giorni",
@@ -129,6 +136,10 @@ _NAMED_VALUE = re.compile(
 )
 
 
+# x=3 (舍去 x=-1): another value is rejected.
+_REJECTED = re.compile(
+    r"(?<=[^\s(（{])\s*(?:\\text\s*\{)?\s*[（(]\s*(?:舍去|舍).{0,60}[）)]\s*\}?\s*\Z"
+)
 _NEGATING = frozenset("不非或否约近")  # "not", "no", "or" and "about"
 
 
@@ -143,6 +154,7 @@ def in_english(text: str) -> str:
     named = _NAMED_VALUE.match(text)
     if named is not None and _NEGATING.isdisjoint(named[0]):
         text = text[named.end() :]
+    text = _REJECTED.sub("", text)
     plain = re.sub(r"\\text\s*\{|[{}$.。]", " ", text).strip().lower()
     word = plain if plain in _WORDS else plain.replace(" ", "")
     if word in _WORDS:

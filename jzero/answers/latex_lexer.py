@@ -66,6 +66,18 @@ _REWRITES = [
         ("Rs", r"(?:\\text\s*\{\s*)?\bRs\.?\s*\}?\s*(?=[0-9])", "₹"),
         ("EUR", r"(?:\\text\s*\{\s*)?\bEUR\s*\}?\s*(?=[0-9])", "€"),
         (
+            "hybridi",
+            r"(?:\\text\s*\{\s*)?sp\}?\s*\^?\s*\{?\s*([23]?)\s*\}?\s*(?:\\text\s*\{)?\s*-?hybridi[sz](?:ed|ation)\s*\}?",
+            r"sp^\1",
+        ),
+        ("isomorphic", r"\A\s*(?:\\text\s*\{)?\s*(?:G\s+is\s+)?isomorphic to\s*\}?", ""),
+        ("L_", r"\b(P?[GS]L)\s*_\s*\{?\s*([0-9n])\s*\}?\s*\(", r"\\text{\1}(\2,"),
+        (
+            "\\ldots",
+            r"\\\{\s*1\s*,\s*2\s*,\s*3\s*,\s*(?:4\s*,\s*)?\\ldots\s*\\\}",
+            "ℤ₊",
+        ),
+        (
             "const",
             r"\+\s*(?:\\text\s*\{\s*)?(?:an? |the )?(?:arbitrary )?const(?:ant|\.)?"
             r"(?: of integration)?\s*\}?",
@@ -140,9 +152,11 @@ _CAPITALS_AFTER_LETTERS = re.compile("[a-z]+[A-Z]")
 # f(x) = 0 for all x.
 _FOR_ALL = re.compile(
     r"(?<=.)\s*,?\s*(?:(?:\\text\s*\{\s*|\s)for\s+(?:all|every|any)(?:\s+real)?(?:\s+numbers?)?\s*\}?\s*[a-z]"
-    r"|\\forall\s*[a-z])\s*\}?(?:\s*\\in\s*\\mathbb\s*\{?R\}?)?\s*\Z"
+    r"|\\forall\s*[a-z])\s*\}?(?:\s*\\in\s*\\mathbb\s*\{?[RNZQ]\}?)?\s*\Z"
 )
 _OF_ARGUMENT = re.compile(r"\s*(?:[A-Za-z]\s*\(\s*[a-z]\s*\)|[fgh](?=\s*\\equiv))\s*(?:=|\\equiv)")
+# f \equiv 0.
+_CONSTANT_FUNCTION = re.compile(r"(?<![A-Za-z\\])([fgh])\s*\\equiv\s*(?=-?[0-9])")
 # \text{f(x) = 2x for all x}.
 _EQUATION_IN_PROSE = re.compile(r"\\text\s*\{([A-Za-z]\([a-z]\) ?=[^{}\\]*)\}")
 # f: x \mapsto x^2 is f(x) = x^2.
@@ -180,6 +194,8 @@ def simplified_text(text: str) -> str:
         text = _MAPPED.sub(lambda map: f"{map['name'] or 'f'}({map['argument']})=", text)
     if (prose := _EQUATION_IN_PROSE.fullmatch(text)) is not None:
         text = prose[1]
+    if "\\equiv" in text and "mod" not in text:
+        text = _CONSTANT_FUNCTION.sub(r"\1(x)=", text)
     if _OF_ARGUMENT.match(text):
         text = _FOR_ALL.sub("", text)
         if "mod" not in text:
@@ -321,7 +337,9 @@ def _tokens_of_letters(
         return ['"' + letters]
     # nRTV is a product, because words have their capitals first.
     stands_alone = stands_alone and not _CAPITALS_AFTER_LETTERS.match(letters)
-    is_abbreviation = letters in ("mod", "per") or (letters.isupper() and len(letters) > 2)
+    is_raised = match.string[match.end() :].lstrip()[:1] == "^"  # PDP^{-1} is a product
+    is_capital = letters.isupper() and len(letters) > 2 and not is_raised
+    is_abbreviation = letters in ("mod", "per") or is_capital
     if in_prose or is_unit or is_abbreviation or (stands_alone and len(letters) > 3):
         return ['"' + letters]
     return list(letters)

@@ -647,6 +647,10 @@ def _condition_of_set(conditional: Node) -> Node:
     # {x ∈ ℤ | x > 2} has its domain in front of the bar.
     if head.kind == "relation" and head.name == "∈":
         head, domain = head.parts[0], head
+    if domain is not None and domain.parts[1].kind == "power":  # (x, y) ∈ ℝ²
+        base, exponent = domain.parts[1].parts
+        is_plane = base == REAL_LINE and head.kind == "tuple" and exponent.value == len(head.parts)
+        domain = None if is_plane else domain
     names = head.parts if head.kind == "tuple" else (head,)
     relations = condition.parts if condition.kind == "list" else (condition,)
     relations = tuple(part for part in relations if part != REAL_LINE)

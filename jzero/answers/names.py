@@ -34,6 +34,7 @@ _ITEM_STARTS = frozenset((",", ";", "\\lor", "\\land", "or", "and", '"and', '"or
 _UNSPOKEN = words("the of a an is measure length triangle angle value to in for segment m")
 _CALLED = frozenset(f"\\{name}" for name in words("Pr deg det dim lim max min gcd ker"))
 _NO_LABEL = words("if when where for not no all any real")
+_DIRECTIONS = frozenset("⊥∥")
 MAX_LABEL = 12  # tokens
 
 
@@ -71,6 +72,10 @@ def _with_decorated_names(tokens: list[str]) -> list[str]:
                 continue
             if name:
                 is_segment = token == "\\overline" and len(name) == 2 and set(name) <= _CAPITALS
+                if is_segment and not _DIRECTIONS.isdisjoint(tokens):
+                    result += name  # the lines AB and CD are perpendicular
+                    position = end
+                    continue
                 name = "".join(sorted(name)) if is_segment else name
                 result.append(f"{NAMED}{ACCENTS[token]} {name}")
                 position = end

@@ -115,6 +115,12 @@ _ANOTHER_CHOICE = re.compile(
 _IS_CORRECT = re.compile(
     r"(?<=[A-J)\]}])\s+is\s+(?:the\s+)?(?:correct|right)(?:\s+(?:answer|option|choice))?(?=[\s.}]*\Z)"
 )
+# only f(x)=x; f(x)=x is the only solution
+_ONLY = re.compile(
+    r"\A\s*(?:\\text\s*\{)?\s*[Oo]nly\s*(?:\}\s*(?=[a-z]\s*(?:\(|=))|(?=[a-z]\s*(?:\(|=)))"
+    r"|(?<=[0-9)}a-z])\s*(?:\\text\s*\{)?\s*\bis the only (?:such )?(?:solution|function"
+    r"|answer|one|possibility)\s*\}?\s*\Z"
+)
 _MAY_HAVE_REMARK = re.compile(r"\)\s*\}*\s*(?:\Z|,)|only\s*\}?\s*\Z")
 # Whether a solution is the only one, and how a number is rounded.
 _REMARK = re.compile(
@@ -139,11 +145,12 @@ _TEXT = re.compile(r"\\text\s*\{|[{}$]|\\(?=\s)")
 # Letters before any number: the case of 5 Mbar counts.
 _PLAIN_PROSE = re.compile(r"[A-Za-z'-]*[ ,]+[A-Za-z][A-Za-z0-9 ,.;:'()/-]*")
 _SPACES = re.compile(r"\s+")
+_HYPHEN = re.compile(r"(?<=[a-z])-(?=[a-z])")
 _ONLY_WORDS = re.compile(r"[A-Za-z][A-Za-z' -]*")
 _SUBJECT_OF_PREDICATE = re.compile(
     r"\A(?:(?:the|this|these|both) (?:[a-z]+ ){1,3}?|it |they )(?:is|are|was|were) (?:(?:an? "
     r"|the )(?!same))?"
-    r"|\A(?:an? |the )(?!same)"
+    r"|\A[A-Za-z]{1,5} (?:is|are) (?:an? |the )?|\A(?:an? |the )(?!same)"
 )
 _NOUN_OF_KIND = re.compile(
     r" (?:triangle|geometry|shape|distribution|series|sequence|reaction|one|player|group"
@@ -208,6 +215,8 @@ def without_remarks(text: str) -> str:
 
     "x=7 (the only solution)" is x=7, "5.2 (to 2 s.f.)" is 5.2, and "5 \text{ (m/s)}" is 5 m/s.
     """
+    if "only" in text:
+        text = _ONLY.sub("", text)
     if not _MAY_HAVE_REMARK.search(text):
         return text
     text = _REMARK_ON_ROOT.sub("", _REMARK.sub("", text))
@@ -317,10 +326,15 @@ def same_predicate(text: str, other: str) -> bool:
 
     One of them may leave the subject out, and the noun of a kind: "trigonal planar geometry".
     """
-    spoken = [_SPACES.sub(" ", _TEXT.sub(" ", written)).strip(" .") for written in (text, other)]
+    spoken = [
+        _SPACES.sub(" ", _HYPHEN.sub(" ", _TEXT.sub(" ", written))).strip(" .")
+        for written in (text, other)
+    ]
     if max(map(len, spoken)) > LONGEST_SENTENCE or not all(map(_ONLY_WORDS.fullmatch, spoken)):
         return False
     shorter, longer = sorted((_folded_words(words) for words in spoken), key=len)
+    if shorter == longer and " " in shorter:
+        return True  # first-order, first order
     predicate = _SUBJECT_OF_PREDICATE.sub("", longer)
     if len(shorter) < 3 or not predicate:
         return False

@@ -79,6 +79,20 @@ def _compared(match: re.Match[str]) -> str:
     return _INTERVALS[operator].format(number)
 
 
+def _compared_twice(match: re.Match[str]) -> str:
+    first = _INTERVALS[_COMPARISONS[match["comparison"]]].format(match["value"].strip())
+    second = _COMPARISONS[match["other_comparison"]]
+    return rf"{first}\cup {_INTERVALS[second].format(match['other_value'].strip())}"
+
+
+def _enumerated(match: re.Match[str]) -> str:
+    return r"\{2,4,6,\ldots\}" if match["parity"] == "even" else r"\{1,3,5,\ldots\}"
+
+
+def _identity(match: re.Match[str]) -> str:
+    return f"I_{match['size']}" if match["size"] else "I"
+
+
 def _signed(match: re.Match[str]) -> str:
     if match["domain"]:
         return {"positive": "ℤ₊", "nonnegative": "ℕ₀", "non-negative": "ℕ₀"}.get(match["sign"], "")
@@ -211,16 +225,39 @@ _FORMS: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
     (re.compile(pattern), write)
     for pattern, write in (
         # Sets.
-        (r"no real (?:numbers?|values?)(?: of [a-z])?", lambda _: r"\emptyset"),
+        (r"no (?:real )?(?:numbers?|values?)(?: of [a-z])?", lambda _: r"\emptyset"),
+        (rf"{_ALL}?positive (?P<parity>even|odd) (?:integers|numbers)", _enumerated),
+        (rf"{_ALL}?negative integers", lambda _: r"\{-1,-2,-3,\ldots\}"),
+        (
+            rf"{_ALL}?(?:real )?{_NUMBERS} (?P<comparison>{_COMPARISON}) (?P<value>[^a-z]+) or "
+            rf"(?P<other_comparison>{_COMPARISON}) (?P<other_value>[^a-z]+)",
+            _compared_twice,
+        ),
+        (
+            r"(?:the )?(?:closed )?interval (?:from|between) (?P<low>[^a-z]+) (?:to|and) "
+            r"(?P<high>[^a-z,]+)"
+            r",? \(?inclusive\)?",
+            lambda match: f"[{match['low'].strip()},{match['high'].strip()}]",
+        ),
+        (r"(?:the )?identity function", lambda _: "f(x)=x"),
+        (r"(?:the )?zero function", lambda _: "f(x)=0"),
+        (
+            r"(?:the )?(?:(?P<size>[2-9]) ?(?:x|×|\\times|by) ?(?P=size) )?identity matrix",
+            _identity,
+        ),
+        (r"(?:the )?quaternion group(?: q ?_ ?8)?", lambda _: "Q_8"),
         (rf"{_ALL}?real {_NUMBERS}|{_ALL}reals?|{_ALL}{_NUMBERS}", lambda _: r"\mathbb{R}"),
         (
-            rf"{_ALL}?(?:real )?{_NUMBERS} (?:except|other than|besides|excluding|not equal to"
+            r"(?:[a-z] (?:can be|is|may be) )?"
+            rf"{_ALL}?(?:real )?{_NUMBERS} (?:\\in ?\\mathbb ?r |∈ ?ℝ )?(?:except|other than"
+            rf"|besides|excluding|not equal to"
             r"|except for|apart from|but) (?:for |at |when )?(?P<values>.+)",
             _except,
         ),
         (
             rf"{_ALL}(?:real )?(?:numbers? |values? of )?"
-            r"(?:[a-z] such that )?(?P<relation>[a-z]\s*(?:\\ne|≠|[<>≤≥]|\\[gl]e).+)",
+            r"(?:[a-z] (?:such that|with|where|satisfying|for which) )?(?P<relation>[a-z]\s*"
+            r"(?:\\ne|≠|[<>≤≥]|\\[gl]e).+)",
             lambda match: match["relation"],
         ),
         (

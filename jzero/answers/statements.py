@@ -232,6 +232,8 @@ def is_name(node: Node) -> bool:
         return True
     if node.kind == "text":
         return True
+    if node.kind == "degree":  # E°, a standard potential
+        return node.parts[0].kind == "symbol"
     if node.kind == "log":
         return is_name(node.parts[0])
     if node.kind in (
@@ -688,7 +690,10 @@ def _with_common_modulus(node: Node) -> Node:
     if any(item.kind == "congruence" for item in items):
         return node  # a system: all congruences must hold
     inside, modulus = last.parts
-    completed = _completed((*items, inside))
+    try:
+        completed = _completed((*items, inside))
+    except Refused:  # 5, n ≡ 1 (mod 3): no congruence of one name
+        return node
     congruences = []
     for item in completed:
         is_complete = item.kind == "congruence"
