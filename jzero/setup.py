@@ -3,6 +3,7 @@
     check(config, workdir)   rejects settings that cannot work
     build(config, pool)      model, tokenizer, meshes, sampler and trainer
     initial_state(...)       new optimizer states for the initial parameters
+    first_state(run)         the same, with the initial parameters: for loops without a workdir
 
 `check` downloads, compiles and writes nothing. `build` may download a model, but compiles nothing:
 programs are compiled when they are first called.
@@ -39,7 +40,7 @@ from jzero.environments.tools import episodes as tool_episodes
 from jzero.errors import UserError
 from jzero.fields import part_name
 from jzero.hosts import collectives, peers, processes
-from jzero.hosts.interrupt import StopCheck
+from jzero.hosts.interrupt import StopCheck, never_stop
 from jzero.jobs.stream import STREAMS, JobSettings, JobStream
 from jzero.model import adapters, chat_template, huggingface, peft, qwen
 from jzero.model.base_model import BaseModel, read_base_model
@@ -532,6 +533,19 @@ def warm_started(
         draft=config.rollout.draft,
     )
     return warm_start(trainer, warm, config.optimizer, make_example, params, check_stop)
+
+
+def first_state(run: Run) -> State:
+    """Returns the State before the first step of a new run: fp32 parameters, optimizer moments.
+
+    Loads the model, or draws random parameters, and makes the warm start. With model.adapter the
+    State trains an adapter on the frozen model. Writes no files.
+    """
+    config, policy = run.config, run.trainer.policy
+    params = policy.load_params(run.base.directory, config.train.seed)
+    if config.warm_start is not None:
+        params = warm_started(config, policy, run.base.tokenizer, params, never_stop)
+    return initial_state(run, policy.freeze(params))
 
 
 def initial_state(run: Run, params: qwen.Params) -> State:

@@ -634,7 +634,7 @@ def check_jobs(config: Config) -> Iterator[str]:
     """Separate jobs sample what depends only on the weights, the request and the seed."""
     rollout = config.rollout
     jobs = rollout.placement
-    if not isinstance(jobs, Jobs):
+    if not isinstance(jobs, Jobs) or config.sft is not None:  # check_placement_of_sft
         return
     name = "rollout.placement=jobs"
     if not jobs.store:
@@ -650,12 +650,10 @@ def check_jobs(config: Config) -> Iterator[str]:
             "the time at which weights arrive, and no run could be repeated: set "
             "rollout.placement.schedule=arrival, or switch=requests"
         )
-    # What is listed here has not been tested with separate jobs.
+    # What is listed here changes the samplers' work, and has not been tested with separate jobs. A
+    # critic and a teacher score on the trainer, whoever samples.
     unsupported = {
-        "sft": config.sft is not None,
         "algorithm.dynamic_sampling_rounds": config.algorithm.dynamic_sampling_rounds,
-        "teacher": config.teacher is not None,
-        "a critic (algorithm.advantage=gae)": algorithms.needs_critic(config.algorithm),
         "model.base=int8": config.model.is_base_quantized,
         "task.reward.judge": "judge" in config.task.reward.functions,
     }
@@ -674,6 +672,17 @@ def check_jobs(config: Config) -> Iterator[str]:
             f"rollout.placement.groups_per_request={jobs.groups_per_request} does not divide "
             f"rollout.num_prompts={rollout.num_prompts}"
         )
+
+
+def check_placement_of_sft(config: Config) -> Iterator[str]:
+    """Supervised fine-tuning samples no rollouts, so there is nothing to place."""
+    placement = config.rollout.placement
+    if config.sft is None or isinstance(placement, Together):
+        return
+    yield (
+        f"rollout.placement={part_name(type(placement))} places the rollouts of RL, and sft has "
+        "none: set rollout.placement=together"
+    )
 
 
 def check_resume(config: Config) -> Iterator[str]:
@@ -900,6 +909,7 @@ CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (
     check_decoders_of_hosts,
     check_draft_head,
     check_jobs,
+    check_placement_of_sft,
     check_resume,
     check_length_of_the_run,
     check_data_sources,

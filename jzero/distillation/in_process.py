@@ -24,11 +24,10 @@ from jax.sharding import Mesh, NamedSharding
 
 from jzero.config import AdapterConfig, ModelConfig, RolloutConfig, TrainConfig, teachers
 from jzero.distillation.prompts import TeacherPrompts
-from jzero.hosts import collectives
 from jzero.model import adapters, huggingface, peft, qwen
 from jzero.sharding.mesh import adapter_shardings
 from jzero.tokens import Tokens
-from jzero.training.learner import Learner, policy_learner, scored_fields
+from jzero.training.learner import Learner, fetch_rows, policy_learner, scored_fields
 from jzero.training.packing import PackedBatch, TrainingSequence, pack
 from jzero.training.step import Minibatch
 from jzero.training.teacher import TeacherScores
@@ -80,9 +79,7 @@ class ModelTeacher:
     ) -> None:
         # The update's rows are already on the mesh.
         rows = self.learner.score(params, minibatch.batches, minibatch.counts, self.trainer.layouts)
-        chosen = [scores.logps[index] for index in minibatch.chosen]
-        for packed, values in zip(minibatch.packed, rows, strict=True):
-            packed.from_rows(collectives.fetch_global(values), chosen)
+        minibatch.copy_rows(rows, scores.logps)
         scores.is_scored[minibatch.chosen] = True
 
     def _score_prompted_rows(
@@ -111,8 +108,7 @@ class ModelTeacher:
         batches, counts = self.learner.put([only_scored(part) for part in packed])
         rows = self.learner.score(params, batches, counts, self.own_rows.layouts)
         logps = [np.zeros(len(text.tokens), np.float32) for text in texts]
-        for part, values in zip(packed, rows, strict=True):
-            part.from_rows(collectives.fetch_global(values), logps)
+        fetch_rows(packed, rows, logps)
         # The teacher's sequence has another prompt, followed by the same tokens.
         for index, text, values in zip(indices, texts, logps, strict=True):
             prompt_length = sequences[index].prompt_length

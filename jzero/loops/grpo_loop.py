@@ -4,8 +4,8 @@
 
 This file is for reading and for copying. It trains what `python -m jzero.main` trains with the same
 recipe, to the same rewards, on a CPU, on GPUs or on a TPU slice, and writes no files.
-`jzero/loops/rl.py` has the same loop with checkpoints, evaluation, several hosts, asynchronous
-rollouts, critics, reference policies and the other algorithms.
+`jzero/loops/rl.py` has the same loop with checkpoints, evaluation, asynchronous rollouts, critics,
+reference policies and the other algorithms. docs/own_loop.md has three loops made from this one.
 
 P problems of a step have G answers each, N = P * G rollouts. GRPO (arXiv:2402.03300 eq. 3, here
 without its KL term) maximizes
@@ -13,6 +13,10 @@ without its KL term) maximizes
     1/N sum_i 1/|o_i| sum_t min(rho_it A_i, clip(rho_it, 1 - eps, 1 + eps) A_i)
 
     rho_it = pi(o_it) / pi_old(o_it)      A_i = (r_i - mean of its group) / std of its group
+
+Problems, rollouts, rewards, advantages and token weights are on the host, as NumPy arrays. The
+State (parameters and moments, fp32), the decoder's weights and packed rows are on the devices. The
+model computes in config.model.dtype; log-probabilities and gradients are fp32.
 """
 
 import sys
@@ -24,14 +28,11 @@ import numpy as np
 from jzero import algorithms, cli
 from jzero.config import Config
 from jzero.errors import UserError
-from jzero.hosts.interrupt import never_stop
 from jzero.recipe_files import settings_of
-from jzero.setup import Run, build, resolve, training_problems, warm_started
-from jzero.training.heads import Objective, policy_head
-from jzero.training.learner import Learner
+from jzero.setup import Run, build, first_state, resolve, training_problems
 from jzero.training.optimizer import learning_rate
-from jzero.training.packing import TrainingSequence, pack
-from jzero.types import Batch, Rollout, State, grade_of
+from jzero.training.packing import TrainingSequence
+from jzero.types import Batch, Rollout, grade_of
 from jzero.workers.pool import Pool
 
 CLIP = 0.2  # eps of the loss
@@ -46,20 +47,22 @@ def grpo(config: Config) -> list[float]:
         # The base model, the decoder on its mesh, the shapes of packed rows, and `publish`.
         run = build(config, pool)
         config = run.config
-        learner = make_learner(run)
-        state = first_state(run, learner)
+        learner = run.trainer.policy
+        state = first_state(run)
         group_size = config.rollout.group_size
         rewards = []
         for step in range(1, config.train.steps + 1):
             # -- Problems: a function of (seed, step), so nothing has to be saved to repeat a step.
             problems = run.sampler.encode_problems(training_problems(config).draw(step))
 
-            # -- Publish: the trainer's fp32 weights, cast and laid out for the decoder.
+            # -- Publish: the trainer's fp32 weights, cast and laid out for the decoder. Every step
+            # samples with the weights of the step before: pi_old is the current policy.
             weights = run.publish(learner.weights(state))
 
             # -- Sample and grade. The noise of a token is a function of `key`, the problem, the
             # answer's number in its group, and the token's position. A process pool grades finished
-            # answers while others are decoded. Answers are returned in whole groups, in order.
+            # answers while others are decoded. Answers are returned in whole groups, in order. An
+            # answer that is cut at rollout.max_new_tokens is graded and trained like the others.
             rollouts, _ = run.sampler.sample_rollouts(
                 weights,
                 problems,
@@ -68,6 +71,8 @@ def grpo(config: Config) -> list[float]:
                 key=(config.train.seed, step),
                 version=step - 1,
             )
+            # Of several hosts each has sampled its share of the problems. From here on all hosts
+            # have all rollouts and do the same, and the jitted programs run on all devices.
             rollouts = run.sampler.gather_rollouts(rollouts, group_size)
             del weights  # the update needs the memory
 
@@ -76,9 +81,10 @@ def grpo(config: Config) -> list[float]:
             advantages_PG = group_advantages(rewards_PG)
 
             # -- Gradient and step: one jitted program, which donates the old state.
-            batches, counts = pack_rows(run, learner, rollouts, advantages_PG)
+            batches, counts = pack_rows(run, rollouts, advantages_PG)
             lr = learning_rate(config.optimizer, step - 1, config.train.steps)
-            state, stats = learner.update(state, batches, counts, run.trainer.layouts, lr)
+            layouts = run.trainer.layouts
+            state, stats = learner.update(state, batches, counts, layouts, lr, loss=grpo_loss)
 
             rewards.append(float(rewards_PG.mean()))
             stats = jax.device_get(stats)
@@ -112,14 +118,15 @@ def group_advantages(rewards_PG: np.ndarray) -> np.ndarray:
 
 
 def pack_rows(
-    run: Run, learner: Learner, rollouts: list[Rollout], advantages_PG: np.ndarray
+    run: Run, rollouts: list[Rollout], advantages_PG: np.ndarray
 ) -> tuple[tuple[Batch[jax.Array], ...], jax.Array]:
     """Returns packed rows of all rollouts on the mesh, and the number of microbatches.
 
-    Each token that the policy sampled has the weight 1 / (N |o_i|). Weights are normalized here,
-    over all rollouts, and the jitted program only sums: rows, microbatches and devices cannot
-    change the objective. Answers whose advantage is 0 have no gradient: they count in N, and have
-    no place in a row.
+    Each token that the policy sampled, the end of the answer included, has the weight
+    1 / (N |o_i|), and no other token has a gradient. Weights are normalized here, over all
+    rollouts, and the jitted program only sums: rows, microbatches and devices cannot change the
+    objective. Answers whose advantage is 0 have no gradient: they count in N, and have no place in
+    a row.
     """
     group_size = advantages_PG.shape[1]
     groups: list[list[TrainingSequence]] = []
@@ -135,9 +142,9 @@ def pack_rows(
                 advantages.append((sampled * advantage).astype(np.float32))
         if members:
             groups.append(members)
-    packed = pack(groups, run.trainer.layouts, run.trainer.rows, run.trainer.microbatches)
     # All fields are [M, B, T]: M microbatches of B rows of T tokens.
-    return learner.put([part.with_field("advantages", advantages) for part in packed])
+    packed = run.trainer.pack(groups)
+    return run.trainer.policy.put([part.with_field("advantages", advantages) for part in packed])
 
 
 def grpo_loss(
@@ -148,10 +155,12 @@ def grpo_loss(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Returns the weighted loss of every target, f32[B, T], and diagnostics of the same shape.
 
-    `outputs` are the log-probability of every target under the policy, and the entropy. A penalty
-    for the KL divergence from a reference policy would be one more term of the sum over tokens.
+    `outputs` are the log-probability of every target under the policy, and the entropy, which is
+    only printed. Advantages and weights are constants. A penalty for the KL divergence from a
+    reference policy would be one more term: batch.weights * (-gain + beta * kl), where kl reads
+    batch.ref_logps, which `learner.score` returns for the parameters of the reference policy.
     """
-    logps, entropy = outputs
+    logps, entropy = outputs[:2]
     # pi_old is the policy before this update, a constant. With one optimizer step for each batch of
     # rollouts the ratio is 1, and its gradient is that of log pi.
     old_logps = jax.lax.stop_gradient(logps)
@@ -159,25 +168,6 @@ def grpo_loss(
     clipped_ratio = jnp.clip(ratio, 1 - CLIP, 1 + CLIP)
     gain = jnp.minimum(ratio * batch.advantages, clipped_ratio * batch.advantages)
     return batch.weights * -gain, {"entropy": entropy}
-
-
-def make_learner(run: Run) -> Learner:
-    """Returns the jitted programs of the policy with the loss of this page."""
-    config, mesh = run.config, run.trainer.policy.mesh
-    objective = Objective(algorithms.grpo(), config.rollout.temperature)
-    # The head computes log-probabilities in fp32, over chunks of the vocabulary's logits.
-    head = policy_head(run.base.model, config.model, objective, mesh)._replace(loss=grpo_loss)
-    seed = config.train.seed
-    return Learner(run.base.model, config.model, config.optimizer, head, mesh, seed=seed)
-
-
-def first_state(run: Run, learner: Learner) -> State:
-    """Returns the State before the first step: parameters, optimizer moments, adapter if any."""
-    params = learner.load_params(run.base.directory, learner.seed)
-    if run.config.warm_start is not None:
-        # A model of random weights first imitates generated examples.
-        params = warm_started(run.config, learner, run.base.tokenizer, params, never_stop)
-    return learner.start_on(learner.freeze(params), learner.seed)
 
 
 def check(config: Config) -> None:

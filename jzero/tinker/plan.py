@@ -304,9 +304,9 @@ def server_programs(parts: Parts, examples: Examples[jax.ShapeDtypeStruct]) -> d
     count, kind = number(np.int32), number(np.int32)
     layout = RowLayout(0, 1, engine.max_sequence_tokens)
     arguments = (state.params, parts.base, state.gradient, examples, count, kind, layout)
-    programs["forward_backward"] = learner.gradient_program, arguments
+    programs["forward_backward"] = learner.add_gradient_program, arguments
     settings = number(np.float32, len(AdamW._fields))
-    programs["optim_step"] = learner.step_program, (state, settings)
+    programs["optim_step"] = learner.adamw_program, (state, settings)
     return programs
 
 

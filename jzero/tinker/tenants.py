@@ -209,7 +209,7 @@ class Tenants:
         finite would make every later step fail.
         """
         tenant = self.tenant(model_id)
-        tenant.state, norms = self.learner(tenant.shape).step(tenant.state, settings)
+        tenant.state, norms = self.learner(tenant.shape).adamw(tenant.state, settings)
         tenant.has_gradient = False
         if not all(map(math.isfinite, norms.values())):
             raise UserError(not_finite_step(settings, norms["grad_norm"]))

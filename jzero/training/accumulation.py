@@ -5,7 +5,7 @@ in several calls, with its own targets, and steps when it wants to:
 
     state = learner.begin(seed)
     state, terms, logps = learner.add_gradient(state, base, examples, ...)   # any number of times
-    state, norms = learner.step(state, AdamW(learning_rate=1e-4))
+    state, norms = learner.adamw(state, AdamW(learning_rate=1e-4))
 
 Only adapters are trained, on a frozen base that several states share. The kind of the loss and the
 settings of the optimizer are data: no value of them compiles anything.
@@ -91,7 +91,7 @@ class AccumulatingLearner(Learner):
     ) -> None:
         """`compute.adapter` is the shape of the adapters; log-probs have temperature 1."""
         assert compute.adapter.rank, "only adapters are trained"
-        # The head only computes log-probs here: the loss is `token_loss`, and the optimizer `step`.
+        # The head only computes log-probs: the loss is `token_loss`, and the optimizer `adamw`.
         head = policy_head(model, compute, Objective(Algorithm(), temperature=1.0), mesh)
         super().__init__(model, compute, OptimizerConfig(), head, mesh)
         assert self.context == 1, "rows are not split over devices here"
@@ -163,7 +163,7 @@ class AccumulatingLearner(Learner):
         Returns the next state, the terms f32[M, B, T] and the log-probs f32[M, B, T, K]. If the
         program fails, `state` is as it was.
         """
-        gradient, terms, logps = self.gradient_program(
+        gradient, terms, logps = self.add_gradient_program(
             state.params,
             base,
             state.gradient,
@@ -196,7 +196,7 @@ class AccumulatingLearner(Learner):
         )
         return collectives.fetch_global(terms), collectives.fetch_global(logps)
 
-    def step(self, state: AdapterState, settings: AdamW) -> tuple[AdapterState, dict[str, float]]:
+    def adamw(self, state: AdapterState, settings: AdamW) -> tuple[AdapterState, dict[str, float]]:
         """Makes one AdamW step with the accumulated gradient, and clears it. `state` is donated.
 
         Without any gradient the step is that of a zero gradient, as in torch. Returns the next
@@ -207,11 +207,11 @@ class AccumulatingLearner(Learner):
         in the type that computes, config.model.dtype.
         """
         numbers = np.asarray(settings, np.float32)
-        state, norms = self.step_program(state, collectives.put_global(numbers, self.replicated))
+        state, norms = self.adamw_program(state, collectives.put_global(numbers, self.replicated))
         return state, {name: float(value) for name, value in jax.device_get(norms).items()}
 
     @cached_property
-    def gradient_program(self) -> jax.stages.Wrapped:
+    def add_gradient_program(self) -> jax.stages.Wrapped:
         return jax.jit(
             self._add_gradient,
             static_argnames="layout",
@@ -229,7 +229,7 @@ class AccumulatingLearner(Learner):
         )
 
     @cached_property
-    def step_program(self) -> jax.stages.Wrapped:
+    def adamw_program(self) -> jax.stages.Wrapped:
         places = (self.state_places, self.replicated)
 
         def step(

@@ -34,18 +34,22 @@ from jzero.types import Batch, RowLayout
 Stats = dict[str, jax.Array]
 
 
+# (outputs of the head, batch [B, T], sequence_sum, is_on_policy) -> weighted loss terms f32[B, T],
+# and stats of f32[B, T] each. The terms of a batch are only summed: `Batch.weights` are normalized
+# over the whole optimizer step.
+Loss = Callable[
+    [tuple[jax.Array, ...], Batch[jax.Array], SequenceSum, jax.Array],
+    tuple[jax.Array, Stats],
+]
+
+
 class Head(NamedTuple):
     """Two functions that are traced into the programs of a `Learner`."""
 
     # (params, hidden [B, T, E], targets i32[B, T], kept i32[B, T, K] or None) -> f32[B, T] each;
     # `score` returns the first output.
     outputs: Callable[[qwen.Params, jax.Array, jax.Array, jax.Array | None], tuple[jax.Array, ...]]
-    # (outputs, batch [B, T], sequence_sum, is_on_policy) -> weighted loss terms f32[B, T], and
-    # stats of f32[B, T] each
-    loss: Callable[
-        [tuple[jax.Array, ...], Batch[jax.Array], SequenceSum, jax.Array],
-        tuple[jax.Array, Stats],
-    ]
+    loss: Loss
 
 
 class Objective(NamedTuple):

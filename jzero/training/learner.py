@@ -3,12 +3,16 @@
 Training runs and differentiates a model only here. The programs read packed rows, as `types.Batch`
 of [M, B, T], one batch for each row layout.
 
-    score   parameters, batches -> log-probability (or value) of every target
-    update  State, batches      -> next State, and sums of diagnostics
+    score     parameters, batches  -> log-probability (or value) of every target
+    update    State, batches, loss -> next State, and sums of diagnostics
+    gradient  State, batches, loss -> gradient, and the same sums   } `update` in two programs, for
+    step      State, gradient      -> next State                    } sums of several gradients
 
 The trained parameters, `State.params`, are the full model or an adapter on the frozen `State.base`
 (`model.adapter`). `score` takes the parameters of a full model, which `weights` builds from a State
-without a copy. `update` differentiates only with respect to the trained parameters.
+without a copy. `update` differentiates only with respect to the trained parameters. The loss is the
+head's, or any function of the same form (`heads.Loss`). It is a static argument: the programs are
+compiled once for each function.
 
 `update` makes one optimizer step. Gradient accumulation over all microbatches of all layouts runs
 inside one program. The loss is never averaged inside the program: the host normalizes the token
@@ -69,6 +73,7 @@ from jzero.training import draft_head
 from jzero.training.frozen import abstract_base, freeze, load_base
 from jzero.training.heads import (
     Head,
+    Loss,
     Objective,
     Stats,
     combine_stats,
@@ -167,7 +172,9 @@ class Learner:
         shards = 1 if self.is_data_parallel else row_shards_of_slice(mesh)
         self.arithmetic = choose_for_training(compute.exact, mesh, shards)
         # Of updates without a token, by layouts.
-        self.shapes_without_tokens: dict[tuple[RowLayout, ...], UpdateShapes] = {}
+        self.shapes_without_tokens: dict[
+            tuple[tuple[RowLayout, ...], Loss | None], UpdateShapes
+        ] = {}
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -318,6 +325,7 @@ class Learner:
         layouts: Sequence[RowLayout],
         lr: float,
         is_on_policy: bool = True,
+        loss: Loss | None = None,
     ) -> tuple[State, Stats]:
         """Makes one optimizer step over all microbatches of all layouts.
 
@@ -327,6 +335,9 @@ class Learner:
         `is_on_policy` means that no optimizer step was made since the rollouts were scored. The
         policy is then identical to pi_old, and every ratio is exactly 1, regardless of `old_logps`.
 
+        `loss` replaces the head's loss. The program is compiled once for each function, so pass
+        the same function in every step: one that is defined inside the loop is another each time.
+
         Returns the next State and fp32 scalars. The scalars are sums over trained tokens (`tokens`
         counts the tokens), except the stats that `heads.summed_stats` lists and two others:
         `grad_norm` is the norm of the gradient before clipping, and `skipped` is 1 if that norm was
@@ -334,7 +345,7 @@ class Learner:
         `expert_load` f32[L, X], the number of tokens of every expert, including prompt tokens.
         """
         next_state, stats, _ = self.update_with_logps(
-            state, batches, counts, layouts, lr, is_on_policy
+            state, batches, counts, layouts, lr, is_on_policy, loss
         )
         return next_state, stats
 
@@ -346,6 +357,7 @@ class Learner:
         layouts: Sequence[RowLayout],
         lr: float,
         is_on_policy: bool = True,
+        loss: Loss | None = None,
     ) -> tuple[State, Stats, list[jax.Array | None]]:
         """Does the same as `update`, and also returns the log-probabilities before the step.
 
@@ -356,7 +368,7 @@ class Learner:
         its step, by the moments of the steps before.
         """
         if not jax.device_get(counts).any():
-            return self._step_without_tokens(state, batches, counts, tuple(layouts), lr)
+            return self._step_without_tokens(state, batches, counts, tuple(layouts), lr, loss)
         # The state is donated, so the base, which must survive, is a separate argument.
         next_state, stats, logps = self.update_program(
             replace(state, base={}),
@@ -366,6 +378,7 @@ class Learner:
             collectives.put_global(np.bool_(is_on_policy), self.replicated),
             state.base,
             tuple(layouts),
+            loss,
         )
         return replace(next_state, base=state.base), stats, logps
 
@@ -376,11 +389,12 @@ class Learner:
         counts: jax.Array,
         layouts: tuple[RowLayout, ...],
         lr: float,
+        loss: Loss | None,
     ) -> tuple[State, Stats, list[jax.Array | None]]:
         """Does what `update_with_logps` does if no batch has a token."""
-        if layouts not in self.shapes_without_tokens:
+        if (layouts, loss) not in self.shapes_without_tokens:
             _, *shapes = jax.eval_shape(
-                partial(self._update, layouts=layouts),
+                partial(self._update, layouts=layouts, loss=loss),
                 replace(state, base={}),
                 batches,
                 counts,
@@ -388,8 +402,8 @@ class Learner:
                 jax.ShapeDtypeStruct((), jnp.bool_),
                 state.base,
             )
-            self.shapes_without_tokens[layouts] = UpdateShapes(*shapes)
-        shapes = self.shapes_without_tokens[layouts]
+            self.shapes_without_tokens[layouts, loss] = UpdateShapes(*shapes)
+        shapes = self.shapes_without_tokens[layouts, loss]
 
         next_state, step_stats = self.program_without_tokens(
             replace(state, base={}), collectives.put_global(np.float32(lr), self.replicated)
@@ -397,6 +411,63 @@ class Learner:
         stats = jax.tree.map(partial(put_zeros, sharding=self.replicated), shapes.stats)
         logps = jax.tree.map(partial(put_zeros, sharding=self.row_sharding), shapes.logps)
         return replace(next_state, base=state.base), stats | step_stats, logps
+
+    def gradient(
+        self,
+        state: State,
+        batches: Batches,
+        counts: jax.Array,
+        layouts: Sequence[RowLayout],
+        loss: Loss | None = None,
+        into: qwen.Params | None = None,
+    ) -> tuple[qwen.Params, Stats]:
+        """Returns the gradient of a loss, and stats as `update` without those of the step.
+
+        The gradient is fp32, with the tree and the shardings of `state.params`. `into` is a
+        gradient to which this one is added; it is donated. Weights that are normalized in each of
+        two calls are another objective than weights that are normalized over both.
+        """
+        return self.gradient_program(
+            replace(state, opt_state=(), base={}),
+            batches,
+            counts,
+            collectives.put_global(np.bool_(True), self.replicated),
+            state.base,
+            into,
+            tuple(layouts),
+            loss,
+        )
+
+    @cached_property
+    def gradient_program(self) -> jax.stages.Wrapped:
+        return jax.jit(
+            self._add_to_gradient,
+            static_argnums=(6, 7),
+            donate_argnums=5,
+            out_shardings=(self.shardings, self.replicated),
+            compiler_options=training_options(self.mesh, self.arithmetic),
+        )
+
+    def step(self, state: State, gradient: qwen.Params, lr: float) -> tuple[State, Stats]:
+        """Makes an optimizer step with a gradient. `state` is donated, except its base.
+
+        Returns the next State, and `grad_norm` and `skipped` as `update` does.
+        """
+        next_state, stats = self.step_program(
+            replace(state, base={}),
+            gradient,
+            collectives.put_global(np.float32(lr), self.replicated),
+        )
+        return replace(next_state, base=state.base), stats
+
+    @cached_property
+    def step_program(self) -> jax.stages.Wrapped:
+        return jax.jit(
+            self._descend,
+            donate_argnums=0,
+            out_shardings=(self.state_shardings, self.replicated),
+            compiler_options=training_options(self.mesh, self.arithmetic),
+        )
 
     @cached_property
     def program_without_tokens(self) -> jax.stages.Wrapped:
@@ -459,7 +530,7 @@ class Learner:
     def update_program(self) -> jax.stages.Wrapped:
         return jax.jit(
             self._update,
-            static_argnums=6,
+            static_argnums=(6, 7),
             donate_argnums=0,
             out_shardings=(self.state_shardings, self.replicated, self.row_sharding),
             compiler_options=training_options(self.mesh, self.arithmetic),
@@ -490,7 +561,7 @@ class Learner:
             "score": (self.score_program, (weights, scored_fields(placed), counts, static)),
             "update": (
                 self.update_program,
-                (state, placed, counts, lr, is_on_policy, base, static),
+                (state, placed, counts, lr, is_on_policy, base, static, None),
             ),
         }
 
@@ -612,6 +683,7 @@ class Learner:
         layout: RowLayout,
         is_on_policy: jax.Array,
         dropout_keys: jax.Array | None,
+        loss_of_terms: Loss | None,
     ) -> tuple[jax.Array, tuple[Stats, jax.Array | None]]:
         """Returns the loss of one microbatch, the sums of its diagnostics, and its log-probs.
 
@@ -624,7 +696,8 @@ class Learner:
         # The head's outputs start after the prefix, so the fields of the loss must do so too.
         body = without_prefix(batch, layout)
         sequence_sum = make_sequence_sum(body.segments, trained_targets(body), layout)
-        terms, stats = self.head.loss(outputs, body, sequence_sum, is_on_policy)
+        weighted_terms = loss_of_terms or self.head.loss
+        terms, stats = weighted_terms(outputs, body, sequence_sum, is_on_policy)
         stats |= {"tokens": jnp.ones_like(terms)}
         # `where` instead of a product: terms of untrained tokens can be infinite or NaN, and
         # 0 * NaN is NaN.
@@ -658,6 +731,7 @@ class Learner:
         layout: RowLayout,
         is_on_policy: jax.Array,
         row_keys: jax.Array | None,
+        loss: Loss | None,
         index: jax.Array | int,
     ) -> tuple[tuple[qwen.Params, Stats], jax.Array | None]:
         loss_gradient = jax.grad(self._loss, has_aux=True)
@@ -666,7 +740,7 @@ class Learner:
         if row_keys is not None:
             dropout_keys = jax.vmap(jax.random.fold_in, (0, None))(row_keys[0], index)
         gradient, (stats, logps) = loss_gradient(
-            params, base, microbatch, layout, is_on_policy, dropout_keys
+            params, base, microbatch, layout, is_on_policy, dropout_keys, loss
         )
         return (gradient, stats), logps
 
@@ -679,6 +753,7 @@ class Learner:
         is_on_policy: jax.Array,
         all_row_keys: tuple[jax.Array | None, ...],
         layouts: tuple[RowLayout, ...],
+        loss: Loss | None,
     ) -> tuple[tuple[qwen.Params, Stats], list[jax.Array | None]]:
         """Returns the gradient and the stats, summed over all microbatches and devices.
 
@@ -691,7 +766,7 @@ class Learner:
         of_layouts = zip(batches, layouts, all_row_keys, strict=True)
         for number, (batch, layout, row_keys) in enumerate(of_layouts):
             gradient = partial(
-                self._microbatch_gradient, params, base, batch, layout, is_on_policy, row_keys
+                self._microbatch_gradient, params, base, batch, layout, is_on_policy, row_keys, loss
             )
             # The zeros to start from, shaped like one microbatch's gradient and stats.
             if total is None:
@@ -733,6 +808,25 @@ class Learner:
 
         return tuple(keys_of(layout, batch) for layout, batch in enumerate(batches))
 
+    def _summed_gradient(
+        self,
+        state: State,
+        batches: Batches,
+        counts: jax.Array,
+        is_on_policy: jax.Array,
+        base: qwen.Params,
+        layouts: tuple[RowLayout, ...],
+        loss: Loss | None,
+    ) -> tuple[tuple[qwen.Params, Stats], list[jax.Array | None]]:
+        """Returns what `_gradient` returns, from rows that are split over the devices."""
+        summed_gradient = self._over_data(
+            partial(self._gradient, layouts=layouts, loss=loss),
+            in_specs=(P(), P(), P(None, self.summed_axes), P(), P(), P(None, self.summed_axes)),
+            out_specs=(P(), P(None, self.summed_axes)),
+        )
+        row_keys = self._row_keys(batches, state.step)
+        return summed_gradient(state.params, base, batches, counts, is_on_policy, row_keys)
+
     def _update(
         self,
         state: State,
@@ -742,17 +836,32 @@ class Learner:
         is_on_policy: jax.Array,
         base: qwen.Params,
         layouts: tuple[RowLayout, ...],
+        loss: Loss | None,
     ) -> tuple[State, Stats, list[jax.Array | None]]:
-        summed_gradient = self._over_data(
-            partial(self._gradient, layouts=layouts),
-            in_specs=(P(), P(), P(None, self.summed_axes), P(), P(), P(None, self.summed_axes)),
-            out_specs=(P(), P(None, self.summed_axes)),
+        summed, logps = self._summed_gradient(
+            state, batches, counts, is_on_policy, base, layouts, loss
         )
-        row_keys = self._row_keys(batches, state.step)
-        summed, logps = summed_gradient(state.params, base, batches, counts, is_on_policy, row_keys)
         gradient, stats = summed
         next_state, step_stats = self._descend(state, gradient, lr)
         return next_state, stats | step_stats, logps
+
+    def _add_to_gradient(
+        self,
+        state: State,
+        batches: Batches,
+        counts: jax.Array,
+        is_on_policy: jax.Array,
+        base: qwen.Params,
+        into: qwen.Params | None,
+        layouts: tuple[RowLayout, ...],
+        loss: Loss | None,
+    ) -> tuple[qwen.Params, Stats]:
+        (gradient, stats), _ = self._summed_gradient(
+            state, batches, counts, is_on_policy, base, layouts, loss
+        )
+        if into is not None:
+            gradient = jax.tree.map(jnp.add, into, gradient)
+        return gradient, stats
 
     def _update_without_tokens(self, state: State, lr: jax.Array) -> tuple[State, Stats]:
         return self._descend(state, jax.tree.map(zeros_in_fp32, state.params), lr)
@@ -972,6 +1081,19 @@ def without_prefix(batch: Batch[jax.Array], layout: RowLayout) -> Batch[jax.Arra
         return field[:, layout.prefix :]
 
     return jax.tree.map(cut, batch)
+
+
+def fetch_rows(
+    packed: Sequence[PackedBatch],
+    rows: Sequence[jax.Array],
+    values: Sequence[np.ndarray],
+) -> None:
+    """Copies [M, B, T] on the mesh, one for each layout, into one array [T] for each sequence.
+
+    `rows` are what `score` returns for the batches of `packed`. See `PackedBatch.from_rows`.
+    """
+    for part, array in zip(packed, rows, strict=True):
+        part.from_rows(collectives.fetch_global(array), values)
 
 
 def put_zeros(

@@ -34,10 +34,10 @@ from jzero.training.credit import (
 from jzero.training.draft_head import head_metrics
 from jzero.training.exactness import check_exact
 from jzero.training.heads import Stats, expert_metrics
-from jzero.training.learner import Learner
+from jzero.training.learner import Learner, fetch_rows
 from jzero.training.offload import at_rest, on_device
 from jzero.training.optimizer import learning_rate
-from jzero.training.packing import PackedBatch, TrainingSequence, pack
+from jzero.training.packing import PackedBatch, TrainingSequence
 from jzero.training.teacher import Teacher, TeacherScores, credit_of_teacher, teacher_metrics
 from jzero.training.trainer import Trainer, UpdateSettings, has_ce_weights
 from jzero.types import Batch, Rollout, State
@@ -110,8 +110,7 @@ class Minibatch:
         `values` has the same form as in `get_values`.
         """
         chosen = [values[index] for index in self.chosen]
-        for packed, array in zip(self.packed, rows, strict=True):
-            packed.from_rows(collectives.fetch_global(array), chosen)
+        fetch_rows(self.packed, rows, chosen)
 
 
 @dataclass(frozen=True)
@@ -248,13 +247,7 @@ def make_minibatch(
             weights=weights[index],
         )
 
-    packed = pack(
-        [[training_sequence(index) for index in group] for group in groups],
-        trainer.layouts,
-        trainer.rows,
-        trainer.microbatches,
-        trainer.tracks,
-    )
+    packed = trainer.pack([[training_sequence(index) for index in group] for group in groups])
     batches, counts = trainer.policy.put(packed)
     return Minibatch(members, chosen, packed, batches, counts)
 

@@ -4,6 +4,7 @@ Every shape is fixed before the first step. A run therefore compiles each progra
 `jzero.plan` can compile the same programs on a machine without the devices.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -23,7 +24,15 @@ from jzero.training.credit import CreditSettings
 from jzero.training.exactness import check_can_be_exact, with_exact_ratio
 from jzero.training.heads import Objective, rl_objective
 from jzero.training.learner import Learner, critic_learner, policy_learner
-from jzero.training.packing import INTEGER_FIELDS, layouts_of_lengths, make_layouts, num_rows
+from jzero.training.packing import (
+    INTEGER_FIELDS,
+    PackedBatch,
+    TrainingSequence,
+    layouts_of_lengths,
+    make_layouts,
+    num_rows,
+    pack,
+)
 from jzero.types import Batch, RowLayout
 
 
@@ -78,6 +87,10 @@ class Trainer:
         has_several_steps = self.updates.minibatches * self.updates.epochs > 1
         credit_needs_them = algorithm.kl_reward > 0 or algorithms.needs_teacher(algorithm)
         return algorithm.old_policy == "trainer" and (has_several_steps or credit_needs_them)
+
+    def pack(self, groups: Sequence[Sequence[TrainingSequence]]) -> list[PackedBatch]:
+        """Packs groups of sequences of one prompt each into the rows of an optimizer step."""
+        return pack(groups, self.layouts, self.rows, self.microbatches, self.tracks)
 
 
 def make_trainer(

@@ -176,8 +176,13 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
         "rollout.placement=jobs does not support model.base=int8",
     ),
     (
-        {"rollout.placement": "jobs(store='s')", "algorithm.advantage": "gae"},
-        "rollout.placement=jobs does not support a critic",
+        {"rollout.placement": "jobs(store='s')", "sft.data": "examples.jsonl"},
+        "rollout.placement=jobs places the rollouts of RL, and sft has none: set "
+        "rollout.placement=together",
+    ),
+    (
+        {"rollout.placement": "apart", "sft.data": "examples.jsonl"},
+        "rollout.placement=apart places the rollouts of RL, and sft has none",
     ),
     (
         {"rollout.placement": "jobs(store='s')", "algorithm.dynamic_sampling_rounds": 2},

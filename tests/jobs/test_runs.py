@@ -11,15 +11,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import reference
 import runs
 import tiny
 from job_streams import assert_continued, sequences_in
 from lying_samplers import UNDETECTED, Lie, lies_of
+from scoring_server import ScoringServer, served
 from servers import free_port
 
+from jzero.config import ModelConfig
 from jzero.jobs.requests import Result
 from jzero.jobs.store import FolderStore
 from jzero.jobs.store_server import KEY_VARIABLE
+from jzero.model import huggingface
+from jzero.model.base_model import read_base_model
 
 STEPS = 4
 CHANGES = (
@@ -41,6 +46,18 @@ def jobs(store: Path, **settings: object) -> str:
     } | settings
     arguments = ",".join(f"{name}={value!r}" for name, value in values.items())
     return f"--config.rollout.placement=jobs({arguments})"
+
+
+def launch_recipe(environment: dict[str, str], workdir: Path, *arguments: str) -> subprocess.Popen:
+    """Starts a trainer, whose recipe is among the arguments."""
+    return subprocess.Popen(
+        [sys.executable, *runs.PROGRAM, *arguments, f"--workdir={workdir}"],
+        cwd=runs.ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def start_sampler(environment: dict[str, str], store: Path | str, *flags: str) -> subprocess.Popen:
@@ -314,15 +331,7 @@ def test_episodes_are_those_of_the_synchronous_run(
     }
 
     def launch(workdir: Path, *changes: str) -> subprocess.Popen:
-        command = [sys.executable, *runs.PROGRAM, *recipes[kind], *changes]
-        return subprocess.Popen(
-            [*command, f"--workdir={workdir}"],
-            cwd=runs.ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        return launch_recipe(environment, workdir, *recipes[kind], *changes)
 
     runs.finish(launch(tmp_path / "synchronous"))
     trainer = launch(tmp_path / "jobs", jobs(store, groups_per_request=8 if kind != "tools" else 4))
@@ -342,6 +351,59 @@ def test_episodes_are_those_of_the_synchronous_run(
     assert max(row["turns/mean"] for row in metrics if "turns/mean" in row) > 1
     replayed = run_replay(environment, tmp_path / "jobs", "--requests=1")
     assert replayed.returncode == 0, replayed.stdout
+
+
+def save_model_of_runs(path: Path) -> Path:
+    """Writes a model with the architecture and the tokenizer of `runs.RUN`, and other weights."""
+    base = read_base_model(ModelConfig(arch=runs.ARCH))
+    params = reference.random_params(base.model)
+    huggingface.save(path, base.model, params, dtype="float32", hf_config_extra={})
+    base.tokenizer.save_pretrained(path)
+    return path
+
+
+# Parts of the trainer that samplers do not have: an algorithm, its flags, and a metric of the part.
+TRAINER_PARTS = {
+    "critic": ("ppo", (), "critic/loss"),
+    "critic in a first phase": ("ppo", ("critic.warmup_steps=2",), "critic/loss"),
+    "model": ("distill_grpo", ("teacher=model(path={model})",), "distill/kl"),
+    "policy": ("distill_grpo", ("teacher=policy(prompt=7{{prompt}})",), "distill/kl"),
+    "reference": ("distill_grpo", ("teacher=reference",), "distill/kl"),
+    "reference with a prompt": (
+        "distill_grpo",
+        ("teacher=reference(prompt=7{{prompt}})", "algorithm.reference_every=2"),
+        "distill/kl",
+    ),
+    "server": ("distill_grpo", ("teacher=server(url={url})",), "distill/kl"),
+}
+
+
+@pytest.mark.quick_cases("critic")
+@pytest.mark.thorough_cases("model", "reference with a prompt", "server")
+@pytest.mark.parametrize("part", TRAINER_PARTS)
+def test_critic_and_teacher_score_what_separate_jobs_sample(
+    tmp_path: Path, environment: dict[str, str], part: str
+) -> None:
+    """Bit for bit the run that samples by itself."""
+    algorithm, settings, metric = TRAINER_PARTS[part]
+    model = save_model_of_runs(tmp_path / "model")
+    recipe = f"--config={runs.ROOT}/configs/countdown.py:tiny,{algorithm}"
+    base = read_base_model(ModelConfig(path=str(model)))
+    server = ScoringServer(reference.random_params(base.model), base.model, base.tokenizer)
+    with served(server.answer) as url:
+        flags = [f"--config.{item.format(model=model, url=url)}" for item in settings]
+        arguments = [recipe, *runs.RUN[1:], *CHANGES, *flags]
+        runs.finish(launch_recipe(environment, tmp_path / "synchronous", *arguments))
+        store = jobs(tmp_path / "store", groups_per_request=4)
+        trainer = launch_recipe(environment, tmp_path / "jobs", *arguments, store)
+        sampler = start_sampler(environment, tmp_path / "store")
+        finish(trainer, sampler)
+        finish(sampler)
+
+    metrics = metrics_of(tmp_path / "jobs")
+    assert metrics == metrics_of(tmp_path / "synchronous")
+    assert weights_of(tmp_path / "jobs") == weights_of(tmp_path / "synchronous")
+    assert [row["step"] for row in metrics if row[metric]] == list(range(1, STEPS + 1))
 
 
 @pytest.mark.thorough

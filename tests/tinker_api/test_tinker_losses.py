@@ -352,7 +352,7 @@ def test_steps_are_those_of_torch(tiny, settings) -> None:
             leaf.grad = torch.tensor(factor * values)
         adam.step()
 
-        state, norms = tiny.learner.step(state, settings)
+        state, norms = tiny.learner.adamw(state, settings)
 
         assert norms["grad_norm"] == pytest.approx(norm, rel=1e-5)
         for found, wanted in zip(jax.tree.leaves(state.params), leaves, strict=True):
@@ -375,10 +375,10 @@ def test_a_failed_call_leaves_the_gradient_as_it_was(tiny) -> None:
 def test_only_one_program_serves_all_losses_and_settings(tiny) -> None:
     state = tiny.begin()
     state, _ = tiny.add(state, random_data(), "ppo")
-    before = tiny.learner.gradient_program._cache_size()
+    before = tiny.learner.add_gradient_program._cache_size()
     for loss in losses.KINDS:
         state, _ = tiny.add(state, random_data(seed=4), loss)
-    assert tiny.learner.gradient_program._cache_size() == before
+    assert tiny.learner.add_gradient_program._cache_size() == before
 
 
 def test_adapters_of_one_seed_are_equal(tiny) -> None:

@@ -677,3 +677,77 @@ def test_values_and_their_loss_are_those_of_each_sequence_alone(
     np.testing.assert_allclose(result.metrics["critic/loss"], loss, rtol=1e-5)
     got_advantages = [rollout.advantage for rollout in result.rollouts]
     np.testing.assert_allclose(got_advantages, advantages, atol=1e-5)
+
+
+# -- a loss as an argument, and the two halves of an update ----------------------------------------
+
+
+def mean_logp_loss(
+    outputs: tuple[jax.Array, ...],
+    batch: Batch[jax.Array],
+    sequence_sum: object,
+    is_on_policy: jax.Array,
+) -> tuple[jax.Array, Stats]:
+    """The loss of supervised fine-tuning."""
+    return batch.weights * -outputs[0], {"nll": -outputs[0]}
+
+
+@pytest.mark.parametrize("packing", ["two slots"])
+def test_a_given_loss_has_its_own_gradient_and_is_compiled_once(packing: str) -> None:
+    trainer = gradient_trainer(packing)
+    policy, minibatch = trainer.policy, packed_minibatch(trainer)
+    data = minibatch.batches, minibatch.counts, trainer.layouts
+    state = policy.start(reference.placed(policy, PARAMS))
+    before = policy.gradient_program._cache_size()
+
+    own, own_stats = policy.gradient(state, *data)
+    given, given_stats = policy.gradient(state, *data, mean_logp_loss)
+    policy.gradient(state, *data, mean_logp_loss)
+
+    weights = [np.zeros(len(rollout.tokens)) for rollout in ROLLOUTS]
+    for part in minibatch.packed:
+        part.from_rows(part.batch.weights, [weights[index] for index in minibatch.chosen])
+    expected = reference.naive_gradient(PARAMS, ROLLOUTS, [-row for row in weights], 0.7)
+    reference.assert_same_gradient(jax.device_get(given), expected, 1e-5)
+    assert set(given_stats) == {"nll", "tokens", "loss"}
+    # The program of the update, without the step.
+    update_gradient, update_stats = gradient_of(trainer, minibatch)
+    reference.assert_same_gradient(jax.device_get(own), update_gradient, 1e-6)
+    assert set(own_stats) == set(update_stats) - {"grad_norm", "skipped"}
+    assert policy.gradient_program._cache_size() == before + 2
+
+
+def test_gradients_are_added_and_a_step_is_that_of_an_update() -> None:
+    """Two halves of a batch, whose weights are normalized over both."""
+    trainer = trainer_on(
+        reference.settings(train=PACKINGS["two slots"], optimizer={"lr": 1e-2, "eps": 1e-3}),
+        ONE_DEVICE,
+    )
+    policy = trainer.policy
+    whole = packed_minibatch(trainer)
+    data = whole.batches, whole.counts, trainer.layouts
+    state, stats = policy.update(policy.start(reference.placed(policy, PARAMS)), *data, 1e-2)
+
+    # The weights of the last tokens of half of the answers are 0, and then those of the others.
+    total = None
+    begun = policy.start(reference.placed(policy, PARAMS))
+    for half in (0, 1):
+        masks = [
+            np.full(len(rollout.tokens), number % 2 == half, np.float32)
+            for number, rollout in enumerate(ROLLOUTS)
+        ]
+        chosen = [masks[index] for index in whole.chosen]
+        batches = tuple(
+            replace(batch, weights=batch.weights * part.to_rows(chosen))
+            for batch, part in zip(whole.batches, whole.packed, strict=True)
+        )
+        total, _ = policy.gradient(begun, batches, whole.counts, trainer.layouts, into=total)
+    assert total is not None
+    stepped, step_stats = policy.step(begun, total, 1e-2)
+
+    def change(state: State) -> qwen.Params:
+        return jax.tree.map(lambda x, start: np.asarray(x) - start, state.params, PARAMS)
+
+    assert reference.difference(change(stepped), change(state)) < 1e-4
+    np.testing.assert_allclose(step_stats["grad_norm"], stats["grad_norm"], rtol=1e-5)
+    assert int(stepped.step) == 1
