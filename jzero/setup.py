@@ -539,9 +539,12 @@ def first_state(run: Run) -> State:
     """Returns the State before the first step of a new run: fp32 parameters, optimizer moments.
 
     Loads the model, or draws random parameters, and makes the warm start. With model.adapter the
-    State trains an adapter on the frozen model. Writes no files.
+    State trains an adapter on the frozen model. Writes no files. Raises UserError if an example of
+    the warm start may be longer than a response.
     """
     config, policy = run.config, run.trainer.policy
+    if config.warm_start is not None:
+        check_warm_start(config, config.warm_start)
     params = policy.load_params(run.base.directory, config.train.seed)
     if config.warm_start is not None:
         params = warm_started(config, policy, run.base.tokenizer, params, never_stop)
