@@ -127,7 +127,7 @@ def train(
             model=str(model),
             data=source,
             rewards=names,
-            reward_weights=tuple(map(float, reward_weights)),
+            reward_weights=tuple(reward_weights),
             algorithm=algorithm,
             environment=environment,
             eval_data=str(eval_data),

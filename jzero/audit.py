@@ -29,10 +29,10 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float32
 
-from jzero import cli, terminal
+from jzero import cli, command_flags, terminal
 from jzero.audits import causes, evidence
 from jzero.audits.causes import Candidate, Claim, Finding
-from jzero.audits.evidence import CONVENTIONS, ROUNDOFF, SAMPLED, Evidence, Size
+from jzero.audits.evidence import SAMPLED, Evidence, Size
 from jzero.audits.log import Response, Sampling, read_log
 from jzero.audits.scores import Model, Scores, concatenate, hidden_states
 from jzero.errors import UserError, shown
@@ -380,38 +380,7 @@ def write_text(report: JsonObject) -> None:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    parser = cli.make_parser("jzero.audit", __doc__)
-    parser.add_argument("log", metavar="LOG", type=Path, help="rollouts, JSON lines")
-    parser.add_argument("--model", required=True, help="directory or hub id of the claimed model")
-    parser.add_argument("--adapter", help="directory or hub id of its PEFT adapter")
-    parser.add_argument(
-        "--also",
-        metavar="NAME=DIR",
-        action="append",
-        default=[],
-        help="other weights that may have sampled: a model, or an adapter of --model",
-    )
-    parser.add_argument(
-        "--dtype", choices=tuple(ROUNDOFF), default="bfloat16", help="of the sampler's activations"
-    )
-    parser.add_argument(
-        "--logprobs",
-        choices=CONVENTIONS,
-        default=SAMPLED,
-        help="what the logged log-probs are: after temperature and filters (sampled), before the "
-        "filters (unfiltered), or at temperature 1 (raw, the default of vLLM)",
-    )
-    parser.add_argument("--temperature", type=float, default=1.0, help="of rows without one")
-    parser.add_argument("--top_k", type=int, default=0, help="of rows without one; 0: all tokens")
-    parser.add_argument("--top_p", type=float, default=1.0, help="of rows without one")
-    parser.add_argument(
-        "--ends",
-        default="",
-        help="end tokens of the sampler, as 2,7; none: it stopped at no token. Default: "
-        "eos_token_id in generation_config.json or config.json",
-    )
-    parser.add_argument("--limit", type=int, default=0, help="read only N rows; 0: all")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the report as JSON")
+    parser = command_flags.audit(__doc__)
     return parser.parse_args(arguments)
 
 

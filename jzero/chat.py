@@ -18,7 +18,7 @@ from typing import TextIO
 
 import numpy as np
 
-from jzero import cli, config, terminal
+from jzero import cli, command_flags, config, terminal
 from jzero.commands.evaluate import defaults, load, settings_of_run
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.sequence import Groups, make_groups
@@ -140,15 +140,7 @@ def parse(arguments: Sequence[str]) -> tuple[config.Config, float, str]:
 
     Raises UserError, or exits, if the command line has a mistake.
     """
-    parser = cli.make_parser("jzero.chat", __doc__)
-    parser.add_argument("model", metavar="RUN", help="workdir of a run, or a model")
-    parser.add_argument("--adapter", default="", help="an adapter of the model, in PEFT's format")
-    parser.add_argument("--system", metavar="TEXT", help="system prompt; default: that of the run")
-    parser.add_argument(
-        "--temperature", type=float, help="default: that of the run's rollouts; 0: greedy"
-    )
-    # Settings are given with "=", so the first argument that is no flag is the model.
-    args, config_flags = parser.parse_known_args(arguments)
+    args, config_flags = command_flags.chat(__doc__).parse_known_args(arguments)
     found = find_model(args.model)
     if args.adapter:
         found = replace(found, adapter=args.adapter)

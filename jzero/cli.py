@@ -3,8 +3,7 @@
 A command that uses a model is built like this:
 
     def main() -> None:
-        parser = cli.make_parser("jzero.example", __doc__)
-        parser.add_argument("--out", type=Path)
+        parser = command_flags.example(__doc__)
         args, rest = parser.parse_known_args(cli.start_jax(sys.argv[1:]))
         with cli.user_errors():
             run(args, cli.parse_settings(defaults, rest))
@@ -29,7 +28,7 @@ from typing import NoReturn
 
 from jzero import config, files, terminal
 from jzero.config.flags import FOREIGN_NAMES, MOST_MEANT, Flag, apply_flags, split_flags
-from jzero.errors import UserError
+from jzero.errors import UserError, slips
 from jzero.hosts.waits import JOIN_SECONDS, NOTICE_SECONDS, SILENCE_SECONDS
 
 # JAX and the modules that need it are imported by the functions that use them: a mistake in a
@@ -156,10 +155,11 @@ def given_settings(arguments: Sequence[str]) -> list[str]:
 # Similarities of names (difflib): those that are proposed, and those that are proposed first.
 MOST_DIFFERENT = 0.75
 LEAST_ALIKE = 0.9
+SETTINGS_FORM = "settings are given as --config.section.field=VALUE"
 
 
 def check_others(arguments: Sequence[str], known: Sequence[str] = ()) -> None:
-    """Raises UserError at the first argument that is neither a setting nor a known flag.
+    """Raises UserError at the first argument, which is neither a setting nor a known flag.
 
     known: the flags of the command.
     """
@@ -167,35 +167,32 @@ def check_others(arguments: Sequence[str], known: Sequence[str] = ()) -> None:
     for argument in arguments:
         flag, equals, value = argument.partition("=")
         bare = flag.lstrip("-")
+        meant_flags = flags_like(flag, known)
+        if meant_flags and (flag.startswith("--") or slips(flag, meant_flags)):
+            raise UserError(f"{argument}: did you mean {' or '.join(meant_flags)}{equals}{value}?")
         if not flag.startswith("--") or not bare:
-            raise UserError(
-                f"{argument}: unknown argument; settings are given as --config.section.field=VALUE"
-            )
-        # A flag of the command that begins alike is meant more likely than a setting of that name.
-        alike = [name for name in known if name.startswith(flag) or flag.startswith(f"{name}_")]
-        alike = alike or difflib.get_close_matches(flag, known, 1, LEAST_ALIKE)
+            raise UserError(f"{argument}: unknown argument; {SETTINGS_FORM}")
         meant = [name for name in names if name == bare or name.rpartition(".")[2] == bare]
-        if not alike and 0 < len(meant) <= MOST_MEANT:
+        if 0 < len(meant) <= MOST_MEANT:
             choices = " or ".join(f"--config.{name}{equals}{value}" for name in meant)
             raise UserError(f"{argument}: write {choices}")
-        close = alike or difflib.get_close_matches(flag, known, 1, MOST_DIFFERENT)
+        close = difflib.get_close_matches(flag, known, 1, MOST_DIFFERENT)
         if close:
             raise UserError(f"{argument}: did you mean {close[0]}{equals}{value}?")
         fields = [name.rpartition(".")[2] for name in names]
         similar = difflib.get_close_matches(bare.rpartition(".")[2], fields, 1, MOST_DIFFERENT)
         proposal = next((name for name in names if name.rpartition(".")[2] in similar), None)
         advice = f"did you mean --config.{proposal}? " if proposal else ""
-        raise UserError(
-            f"{argument}: unknown flag; {advice}settings are given as "
-            f"--config.section.field=VALUE, and {FOREIGN_NAMES}"
-        )
+        raise UserError(f"{argument}: unknown flag; {advice}{SETTINGS_FORM}, and {FOREIGN_NAMES}")
 
 
-def check_flag_names(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """Ends the process at the first argument that is neither a setting nor a flag of a parser."""
-    known = [name for action in parser._actions for name in action.option_strings]
-    with user_errors():
-        check_others(split_flags(arguments)[1], known)
+def flags_like(flag: str, known: Sequence[str]) -> list[str]:
+    """Returns the flags of a command that are meant more likely than a setting of that name."""
+    close = slips(flag, known)
+    # A flag that begins alike.
+    close += [name for name in known if name.startswith(flag) or flag.startswith(f"{name}_")]
+    close = close or difflib.get_close_matches(flag, known, 1, LEAST_ALIKE)
+    return list(dict.fromkeys(close))[:MOST_MEANT]
 
 
 def parse_settings(defaults: config.Config, arguments: Sequence[str]) -> config.Config:
@@ -227,18 +224,81 @@ def expand_task_name(task: config.TaskConfig) -> None:
         task.environment, task.name = task.name, environment.NAME
 
 
-def make_parser(command: str, doc: str | None) -> argparse.ArgumentParser:
-    """Returns a parser with the module's docstring as its help, and with one-line errors."""
+class Parser(argparse.ArgumentParser):
+    """The parser of a command. Its mistakes are one line that ends the process.
+
+    An unknown flag is reported before a missing one, with the flag that was meant: it may be the
+    missing one with a slip.
+    """
+
+    has_settings = False  # whether the command has the flags --config.section.field=VALUE
+    has_processes = False  # whether it has PROCESS_FLAGS, which `start_jax` reads
+    passes_on: Sequence[str] = ()  # flags that it returns for another parser
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the process with a message."""
+        exit_with_error(message)
+
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Returns the values of the flags, and the other arguments: settings, and `passes_on`."""
+        arguments = sys.argv[1:] if args is None else list(args)
+        given: list[Flag] = []
+        if asked_help(arguments) is None:
+            try:
+                if self.has_settings:
+                    given, arguments = split_flags(arguments)
+                self.check_names(arguments)
+            except UserError as error:
+                self.error(str(error))
+        # Without the settings: argparse would take the value of `--config.a.b VALUE` for its own.
+        values, others = super().parse_known_args(arguments, namespace or argparse.Namespace())
+        return values, [*others, *(f"--config.{flag.name}={flag.text}" for flag in given)]
+
+    def flags(self) -> list[str]:
+        """Returns the names of the flags, such as --out."""
+        return [*self._option_string_actions]
+
+    def check_names(self, arguments: Sequence[str]) -> None:
+        """Raises UserError at the first argument that looks like a flag and is unknown."""
+        known = [*self.flags(), *self.passes_on]
+        known += [f"--{name}" for name in PROCESS_FLAGS] if self.has_processes else []
+        for argument in arguments:
+            flag, equals, value = argument.partition("=")
+            if argument == "--":
+                return
+            # argparse takes text with spaces, and negative numbers, for values.
+            is_value = " " in flag or re.match(r"-?\.?\d|-?$", flag)
+            if is_value or not flag.startswith("-") or flag in known:
+                continue
+            if self.has_settings:
+                check_others([argument], known)
+            close = flags_like(flag, known)
+            close = close or difflib.get_close_matches(flag, known, 1, MOST_DIFFERENT)
+            advice = f"did you mean {' or '.join(close)}{equals}{value}?" if close else ""
+            raise UserError(
+                f"{argument}: {advice or f'unknown flag; {self.prog} --help lists the flags'}"
+            )
+
+
+def make_parser(command: str, doc: str | None) -> Parser:
+    """Returns the parser of a command with a docstring as its help."""
     # The console script `jzero` names itself and its subcommand.
     is_script = sys.argv[0].startswith("jzero ")
     # Unknown arguments are settings, which argparse must not take for abbreviated flags.
-    parser = argparse.ArgumentParser(
+    return Parser(
         sys.argv[0] if is_script else f"python -m {command}",
         description=doc,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.error = exit_with_error
+
+
+def make_model_parser(command: str, doc: str | None) -> Parser:
+    """Returns the parser of a command that uses a model: with settings, on one or more hosts."""
+    parser = make_parser(command, doc)
+    parser.has_settings = parser.has_processes = True
     return parser
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from jzero import cli, config, terminal
+from jzero import cli, command_flags, config, terminal
 from jzero.commands.evaluate import (
     HELD_OUT,
     check,
@@ -46,7 +46,6 @@ from jzero.types import Problem
 
 RESAMPLES = 10_000
 NUMBERS_AT_A_TIME = 1 << 20  # drawn numbers of the bootstrap
-SHOWN = 5  # problems of each kind
 FEWEST_FLIPS = 6  # with fewer, McNemar's test never gets below p = 0.05
 LONGEST_SHOWN = 200  # characters of a question or of the end of a response
 
@@ -128,12 +127,7 @@ class Command:
 
 def parse(arguments: Sequence[str]) -> Command:
     """Parses the command line. Raises UserError, or exits, if it has a mistake."""
-    parser = cli.make_parser("jzero.compare", __doc__)
-    parser.add_argument("base", metavar="BASE", help="workdir of a run, or a model")
-    parser.add_argument("run", metavar="RUN", help="workdir of a run, or a model")
-    parser.add_argument("--suite", default="", help="other problems than those held out")
-    parser.add_argument("--out", help="directory to write to; default runs/compare-<date>-<time>")
-    parser.add_argument("--show", type=int, default=SHOWN, help="problems to list of each kind")
+    parser = command_flags.compare(__doc__)
     args, config_flags = parser.parse_known_args(arguments)
     base, run = find_model(args.base), find_model(args.run)
     # The settings of RUN take precedence: its prompts are the ones it was trained with.

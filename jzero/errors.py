@@ -1,7 +1,7 @@
 """The exception for user mistakes, and helpers that quote foreign values in error messages."""
 
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 LONGEST_TEXT = 80  # characters of a value that an error message quotes
 
@@ -17,6 +17,31 @@ class UserError(ValueError):
     print the message as one line and exit with status 2. Every other exception is a fault of jzero
     or of a library and keeps its traceback.
     """
+
+
+def slips(given: str, names: Iterable[str]) -> list[str]:
+    """Returns the names that differ from a given one by one slip of the hand.
+
+    A slip drops, adds or replaces a letter, or swaps two neighbors.
+    """
+    return [name for name in names if _is_slip(given, name)]
+
+
+def _is_slip(given: str, name: str) -> bool:
+    if abs(len(given) - len(name)) > 1:
+        return False
+    start = _common_letters(given, name)
+    given, name = given[start:], name[start:]
+    end = _common_letters(given[::-1], name[::-1])
+    given, name = given[: len(given) - end], name[: len(name) - end]
+    is_swapped = len(given) == len(name) == 2 and given == name[::-1]
+    return is_swapped or max(len(given), len(name)) == 1
+
+
+def _common_letters(one: str, other: str) -> int:
+    """Returns the number of letters that two texts have in common from the beginning."""
+    pairs = list(zip(one, other, strict=False))
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), len(pairs))
 
 
 def shown(value: object) -> str:

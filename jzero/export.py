@@ -14,7 +14,7 @@ from pathlib import Path
 
 import jax
 
-from jzero import cli, config, setup, terminal
+from jzero import cli, command_flags, config, setup, terminal
 from jzero.errors import UserError
 from jzero.files import read_text
 from jzero.model import adapters, hub, huggingface, peft, qwen
@@ -244,53 +244,7 @@ def open_workdir(workdir: Path) -> tuple[config.Config, Checkpoints]:
 
 
 def main() -> None:
-    parser = cli.make_parser("jzero.export", __doc__)
-    parser.add_argument("--workdir", required=True, type=Path, help="workdir of a run")
-    parser.add_argument("--out", required=True, type=Path, help="directory to write")
-    parser.add_argument("--step", type=int, help="step of a checkpoint; default the newest")
-    parser.add_argument(
-        "--dtype",
-        choices=huggingface.DTYPES,
-        default="float32",
-        help="type of the weights; default float32, as trained",
-    )
-    parser.add_argument(
-        "--adapter",
-        action="store_true",
-        help="write only the run's adapter, in PEFT's format; default: merged into its base",
-    )
-    parser.add_argument(
-        "--license",
-        default="",
-        help="license of the model, as the hub names it: apache-2.0, ...; default the run's "
-        "hub.card.license",
-    )
-    parser.add_argument(
-        "--force",
-        action="store_true",
-        help="replace an earlier export, and push to a branch that exists",
-    )
-    parser.add_argument(
-        "--push-to-hub", metavar="USER/NAME", help="model on the hub; created if there is none"
-    )
-    parser.add_argument(
-        "--revision", help="branch to push to, created if there is none; default main"
-    )
-    parser.add_argument(
-        "--public",
-        action="store_true",
-        help="create a public model; default: a private one, and a public one is refused",
-    )
-    parser.add_argument(
-        "--tag", action="append", default=[], help="tag of the model card; may be given repeatedly"
-    )
-    parser.add_argument(
-        "--language",
-        action="append",
-        default=[],
-        help="language of the model card, such as en; may be given repeatedly",
-    )
-    args = parser.parse_args()
+    args = command_flags.export(__doc__).parse_args()
     options = Options(
         workdir=args.workdir,
         out=args.out,

@@ -420,6 +420,7 @@ MISTAKES = {
     "dataclass_exact_type": "must be a {class_name}",
     "missing": "is missing",
 }
+_LITERAL = re.compile(r"[-+.]?\d[-+.\deE_]*|True|False|[(\[].*[)\]]", re.DOTALL)
 # The dotted names of sections. `jzero.config.schema` fills in those of `Config`.
 SECTION_NAMES: dict[type, str] = {}
 
@@ -461,9 +462,16 @@ def mistake(error: ErrorDetails, cls: type) -> str:
         text = MISTAKES[kind].format(**context)
     else:
         text = WRONG_TYPE.get(kind.partition("_")[0], error["msg"])
+        if isinstance(value, str) and _LITERAL.fullmatch(value):
+            text += ", not text"
+            value = _AsWritten(value)
     if is_item:
-        return f"{name} has the item {shown(value)}, which {text}"
+        return f"{name} has the item {quoted(value)}, which {text}"
     return f"{name}={quoted(value)} {text}"
+
+
+class _AsWritten(str):
+    """A text that a message shows in quotes, because it looks like a value of the right type."""
 
 
 def choices(cls: type, place: list[int | str]) -> list[str]:
@@ -477,7 +485,8 @@ def choices(cls: type, place: list[int | str]) -> list[str]:
 
 def quoted(value: object) -> str:
     """Returns a value for a message: a text as it is, anything else as its `repr`."""
-    return shown(value) if isinstance(value, str) else f"{value!r:.80}"
+    is_text = isinstance(value, str) and not isinstance(value, _AsWritten)
+    return shown(value) if is_text else f"{value!r:.80}"
 
 
 def unknown(name: str, names: Iterable[str]) -> str:

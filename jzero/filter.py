@@ -9,7 +9,6 @@ least --max are dropped: groups of rollouts that are all wrong or all right teac
 (aime24,math500=FILE,...), so that the suite measures learning and not memorization.
 """
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -91,7 +90,7 @@ def read_rates(path: str) -> dict[int, float]:
     return rates
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> cli.Parser:
     """Returns the parser of the command's flags. The defaults are open-r1's."""
     parser = cli.make_parser("jzero.filter", __doc__)
     parser.add_argument("--data", required=True, help="local file or directory, hub id, config@id")

@@ -31,7 +31,7 @@ from typing import TypeAlias
 
 import jax
 
-from jzero import cli, config, http, setup, terminal
+from jzero import cli, command_flags, config, http, setup, terminal
 from jzero.commands.evaluate import defaults as model_defaults
 from jzero.commands.evaluate import load
 from jzero.config.data_sources import read_sources
@@ -63,8 +63,6 @@ from jzero.workers.pool import Pool
 SampleChunk: TypeAlias = Callable[[list[Problem], int], list[Turn]]
 
 MAX_TIMEOUT = 86_400.0  # seconds
-RETRIES = 8  # of a request; after the pauses of `jzero.http`
-MAX_REFUSED = 32  # refused requests before the first answer that end the command
 # File name in a data set on the hub: `datasets` loads it as the split train.
 HUB_FILE = "train.jsonl"
 
@@ -82,8 +80,8 @@ class Options:
     base_url: str | None = None  # of one server, or of several, separated by commas
     model_name: str = ""  # the name that the servers use; "": `model`
     timeout: float = 600.0  # seconds
-    retries: int = RETRIES
-    max_refused: int = MAX_REFUSED
+    retries: int = command_flags.RETRIES
+    max_refused: int = command_flags.MAX_REFUSED
     retry_errors: bool = False  # whether rows with an error are generated again
     given: frozenset[str] = frozenset()  # names of the settings that the user has set
     gold: bool = True  # False: the problems have no answers, and nothing is graded
@@ -458,77 +456,7 @@ def count_complete_rows(out: Path, num_rows: int, chunk_rows: int) -> tuple[int,
 @terminal.keep_stdout_for_answers()
 def main() -> None:
     """Runs the command."""
-    parser = cli.make_parser("jzero.generate", __doc__)
-    parser.add_argument(
-        "--model",
-        default="",
-        help="directory or hub id of a model; with --base-url the name that the servers know",
-    )
-    parser.add_argument(
-        "--model-name",
-        default="",
-        help="the name that the servers of --base-url know, if it is not --model",
-    )
-    parser.add_argument(
-        "--adapter",
-        default="",
-        help="directory or hub id of an adapter of the model, in PEFT's format",
-    )
-    parser.add_argument("--data", default="", help="problems, as in task.data")
-    parser.add_argument("--n", type=int, default=1, help="responses to each problem")
-    parser.add_argument(
-        "--greedy",
-        action="store_true",
-        help="take the most probable token each time, regardless of rollout.temperature",
-    )
-    parser.add_argument("--limit", type=int, default=0, help="number of problems; default all")
-    parser.add_argument(
-        "--out", required=True, type=Path, help="file of JSON lines to write or to continue"
-    )
-    parser.add_argument(
-        "--group", action="store_true", help="write one row for each problem, with lists"
-    )
-    parser.add_argument(
-        "--base-url",
-        help="server: http://HOST:PORT/v1, or several servers of the same model with commas "
-        "between them; the key is read from OPENAI_API_KEY",
-    )
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one request")
-    parser.add_argument(
-        "--retries",
-        type=int,
-        default=RETRIES,
-        help=f"times that a failed request is repeated, after growing pauses; default {RETRIES}",
-    )
-    parser.add_argument(
-        "--max-refused",
-        type=int,
-        default=MAX_REFUSED,
-        help="refused requests before the first answer that end the command, 0 for no limit; "
-        f"default {MAX_REFUSED}",
-    )
-    parser.add_argument(
-        "--retry-errors",
-        action="store_true",
-        help="ask again for the responses that have an error in the file",
-    )
-    parser.add_argument(
-        "--no-gold",
-        action="store_true",
-        help="the problems need no answers, and responses are not graded",
-    )
-    parser.add_argument(
-        "--split", help="split of the set to answer, in its order; default the training problems"
-    )
-    parser.add_argument(
-        "--push-to-hub",
-        metavar="USER/NAME",
-        help="data set on the hub that gets the complete file; created if there is none",
-    )
-    parser.add_argument("--private", action="store_true", help="create a private data set")
-    parser.add_argument(
-        "--force", action="store_true", help="replace the files that the data set has"
-    )
+    parser = command_flags.generate(__doc__)
     args, config_flags = parser.parse_known_args(cli.start_jax(sys.argv[1:]))
     if not args.model and not (args.base_url and args.model_name):
         cli.exit_with_error("the following arguments are required: --model")

@@ -35,7 +35,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from jzero import json_values, terminal
+from jzero import cli, json_values, terminal
 from jzero.answers import published
 from jzero.answers.extract import TEMPLATES
 from jzero.config import RewardConfig, TaskConfig
@@ -205,12 +205,9 @@ def numbered_lines(path: Path) -> Lines:
             phase.advance()
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "python -m jzero.grade",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def make_parser() -> cli.Parser:
+    """Returns the parser of the command."""
+    parser = cli.make_parser("jzero.grade", __doc__)
     parser.add_argument("--in", dest="source", type=Path, required=True, help="rows, JSON lines")
     parser.add_argument(
         "--out",
@@ -227,6 +224,12 @@ def arguments() -> argparse.Namespace:
         f"{', '.join((published.OWN_VERIFIER, *published.VERIFIERS))}, with commas between",
     )
     parser.add_argument("--workers", type=int, default=num_cores(), help="grader processes")
+    return parser
+
+
+def arguments() -> argparse.Namespace:
+    """Returns the values of the flags. A mistake ends the process."""
+    parser = make_parser()
     args = parser.parse_args()
     args.verifiers = split_commas(args.verifiers)
     if args.workers < 1:

@@ -4,7 +4,6 @@ Trains a model with RL, or with supervised fine-tuning if `sft` is set. The same
 resumes a run that was stopped or killed: it continues from the workdir's last checkpoint.
 """  # noqa: E501 (the first line is the usage that --help prints)
 
-import argparse
 import json
 import sys
 import time
@@ -12,10 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jzero
-from jzero import cli, config, terminal
+from jzero import cli, command_flags, config, terminal
 from jzero.config import describe
 from jzero.config.flags import check_texts
-from jzero.errors import UserError, shown
+from jzero.errors import UserError
 from jzero.files import JsonObject
 from jzero.recipe_files import load_recipe, read_flags, recipe_files, recipe_help, split_recipe
 
@@ -97,24 +96,6 @@ def start_values(settings: config.Config, workdir: Path | None) -> dict[str, obj
     }
 
 
-def exit_status(text: str) -> int:
-    """Returns the exit status of a process from its text."""
-    if not text.isdecimal() or int(text) > 255:
-        raise argparse.ArgumentTypeError(f"{shown(text)} is not an exit status: give 0 to 255")
-    return int(text)
-
-
-def make_parser() -> argparse.ArgumentParser:
-    """Returns the parser of the flags that are not settings."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config", default="")
-    parser.add_argument("--workdir", default="")
-    parser.add_argument("--unfinished_status", type=exit_status, default=0)
-    parser.add_argument("--show", action="store_true")
-    parser.error = cli.exit_with_error
-    return parser
-
-
 def check_arguments(arguments: list[str]) -> None:
     """Ends the process at a mistake that can be seen without the recipe, and without JAX.
 
@@ -126,7 +107,7 @@ def check_arguments(arguments: list[str]) -> None:
     if joining.coordinator:
         return
     with cli.user_errors():
-        options, given = read_flags(make_parser(), cli.expand_price(arguments))
+        options, given = read_flags(command_flags.recipe(), cli.expand_price(arguments))
         check_texts(given)
         split_recipe(options.config)
 
@@ -146,7 +127,7 @@ def parse(arguments: list[str]) -> Command:
     """
     answer_help(arguments)
     with cli.user_errors():
-        options, given = read_flags(make_parser(), cli.expand_price(arguments))
+        options, given = read_flags(command_flags.recipe(), cli.expand_price(arguments))
         settings = cli.with_flags(load_recipe(options.config), given)
     if options.show:
         terminal.write(show(settings, [flag.name for flag in given]))

@@ -207,7 +207,13 @@ def parts_with(parts: Sequence[type | None], argument: str) -> list[type]:
 
 
 def change_argument(
-    name: str, parts: Sequence[type | None], part: object, path: str, value: object
+    name: str,
+    parts: Sequence[type | None],
+    part: object,
+    path: str,
+    value: object,
+    *,
+    is_text: bool = False,
 ) -> object:
     """Returns a copy of a part with one argument changed.
 
@@ -216,7 +222,8 @@ def change_argument(
         parts: the classes that the setting may have.
         part: the current part. None becomes the only part that has the argument.
         path: name of the argument; dotted for an argument of a part inside the part.
-        value: the value, or its text from a flag.
+        value: the value; of an argument that is a part, also its text.
+        is_text: the value is the text of a flag, to be read by the type of the argument.
 
     Raises:
         UserError: the part does not have the argument, or the value is wrong.
@@ -237,8 +244,10 @@ def change_argument(
     field, inner_name = fields_of(type(part))[argument], f"{name}.{argument}"
     current = getattr(part, argument)
     if inner_path:
-        value = change_argument(inner_name, parts_of(field), current, inner_path, value)
-    elif isinstance(value, str):
+        value = change_argument(
+            inner_name, parts_of(field), current, inner_path, value, is_text=is_text
+        )
+    elif isinstance(value, str) and (is_text or parts_of(field)):
         value = read_value(inner_name, field, value, current)
     try:
         return dataclasses.replace(typing.cast("typing.Any", part), **{argument: value})

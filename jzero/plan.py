@@ -36,18 +36,17 @@ Topologies of the GPUs of one host, with jax-cuda12-plugin:    a100:8 h100:8 h20
 
 import json
 import sys
-from pathlib import Path
 
 import jax
 
-from jzero import cli, main, recipe_files, terminal
+from jzero import cli, command_flags, main, recipe_files, terminal
 from jzero.config import Config
 from jzero.files import write_atomic
 from jzero.planning.chips import described_devices
 from jzero.planning.compiling import cache_directory
 from jzero.planning.largest import as_json, format_largest, largest_models, memory_of
 from jzero.planning.machines import find_machine, format_verdict, plan_on
-from jzero.planning.models import hub_id_of, short_names
+from jzero.planning.models import hub_id_of
 from jzero.planning.packs import format_packs
 from jzero.planning.report import format_report, make_report
 from jzero.planning.sizing import choose_sizes, hold_a_row
@@ -66,7 +65,7 @@ def print_largest(topology: str, arguments: list[str], json_file: str | None) ->
     cells = largest_models(settings, devices, available)
     if json_file:
         write_atomic(json_file, json.dumps(as_json(cells, topology, available), indent=1))
-    terminal.write(format_largest(cells, topology, devices, available))
+    show(format_largest(cells, topology, devices, available))
 
 
 def with_model(settings: Config, name: str | None) -> Config:
@@ -76,47 +75,27 @@ def with_model(settings: Config, name: str | None) -> Config:
     return settings
 
 
+def show(text: str) -> None:
+    """Prints a text with lines that fit the terminal, or 80 columns in a pipe."""
+    terminal.write(terminal.fit_lines(text))
+
+
 def write_note(note: str) -> None:
     if note:
-        terminal.write(f"note: {note}\n")
+        show(f"note: {note}\n")
 
 
 def command() -> None:
-    parser = cli.make_parser("jzero.plan", __doc__)
-    parser.add_argument("--topology", help="devices to compile for, as above")
-    parser.add_argument("--machine", metavar="NAME", help="a usual machine; compiles nothing")
-    parser.add_argument("--model", help=f"instead of the recipe's: {', '.join(short_names())}")
-    parser.add_argument(
-        "--search",
-        action="store_true",
-        help="find the largest train.microbatch_tokens and rollout.num_pages",
-    )
-    parser.add_argument(
-        "--largest", action="store_true", help="the largest model that trains; compiles nothing"
-    )
-    parser.add_argument(
-        "--score",
-        action="store_true",
-        help="plan the programs that score given tokens, too, as a teacher or a server runs them",
-    )
-    parser.add_argument(
-        "--packs", type=Path, metavar="WORKDIR", help="compare values of train.pack for a run"
-    )
-    parser.add_argument(
-        "--table",
-        action="store_true",
-        help="what `jzero train` chooses for known models on usual machines; compiles nothing",
-    )
-    parser.add_argument("--json", metavar="FILE", help="write everything as JSON, too")
+    parser = command_flags.plan(__doc__)
     # Compilation needs no device, and must not take one from a run on this machine.
     jax.config.update("jax_platforms", "cpu")
     with cli.user_errors():
         args, remaining = parser.parse_known_args()
         if args.packs:
-            terminal.write(format_packs(args.packs))
+            show(format_packs(args.packs))
             return
         if args.table:
-            terminal.write(format_table())
+            show(format_table())
             return
         if args.machine:
             machine = find_machine(args.machine)
@@ -126,7 +105,7 @@ def command() -> None:
                 choose_sizes(settings, machine.devices, machine.device_bytes), machine
             )
             write_note(note)
-            terminal.write(format_verdict(settings, args.machine, verdict))
+            show(format_verdict(settings, args.machine, verdict))
             sys.exit(0 if verdict.fits else 1)
         if not args.topology:
             parser.error("give the devices to plan for: --topology v5e:2x4, or --machine v5e-8")
@@ -139,7 +118,7 @@ def command() -> None:
         report = make_report(settings, args.topology, cache_directory(), args.search, args.score)
         if args.json:
             write_atomic(args.json, json.dumps(report.as_json(), indent=1))
-    terminal.write(format_report(report))
+    show(format_report(report))
     sys.exit(0 if report.fits else 1)
 
 

@@ -204,15 +204,20 @@ def read_row(data: str, index: int) -> dict[str, JsonValue]:
     return problem_sets.read_readable_columns(dataset.select([index]))[0]
 
 
-def main() -> None:
-    """Runs the command."""
+def make_parser() -> cli.Parser:
+    """Returns the parser of the command."""
     parser = cli.make_parser("jzero.play", __doc__)
     parser.add_argument("environment", metavar="FILE.py:Class", help="or module:Class")
     parser.add_argument("--data", help="data set whose row `reset` gets")
     parser.add_argument("--row", type=int, default=0, help="its row, from 0")
     parser.add_argument("--seed", type=int, default=0, help="seed that `reset` gets")
     parser.add_argument("--answers", type=Path, help="file with a response a line; default: stdin")
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    """Runs the command."""
+    args = make_parser().parse_args()
     with cli.user_errors():
         row = read_row(args.data, args.row) if args.data else {}
         start = Start(row, args.seed)

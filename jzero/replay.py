@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jzero import cli, terminal
+from jzero import cli, command_flags, terminal
 from jzero.config import Config, Jobs
 from jzero.errors import UserError, shown
 from jzero.files import JsonObject, read_bytes, read_text
@@ -180,12 +180,7 @@ def obstacle_to_sampling(result: Result) -> str:
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Returns the options of the command, and the flags of settings."""
-    parser = cli.make_parser("jzero.replay", __doc__)
-    parser.add_argument("run", metavar="RUN", help="workdir of a run", type=Path)
-    parser.add_argument("--step", type=int, help="only the rollouts of this step")
-    parser.add_argument(
-        "--requests", type=int, default=0, help="only this many of the newest requests (0: all)"
-    )
+    parser = command_flags.replay(__doc__)
     return parser.parse_known_args(arguments)
 
 

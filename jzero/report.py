@@ -7,7 +7,6 @@ overlaid. The file has the rollouts of the last step, and of evenly spaced earli
 
 import json
 import math
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -116,7 +115,8 @@ def is_report(path: Path) -> bool:
         return MARK in file.read(10_000)
 
 
-def main() -> None:
+def make_parser() -> cli.Parser:
+    """Returns the parser of the command."""
     parser = cli.make_parser("jzero.report", __doc__)
     parser.add_argument(
         "workdirs", nargs="+", metavar="WORKDIR", type=Path, help="workdir of a run"
@@ -124,7 +124,11 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, help="file to write; default report.html in the first WORKDIR"
     )
-    args = parser.parse_args(sys.argv[1:])
+    return parser
+
+
+def main() -> None:
+    args = make_parser().parse_args()
     with cli.user_errors():
         out = args.out or args.workdirs[0] / "report.html"
         if buckets.is_address(out):

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import jax
 
-from jzero import cli, config, terminal
+from jzero import cli, command_flags, config, terminal
 from jzero.config import Config, Jobs, RolloutConfig, Together
 from jzero.cores import num_cores
 from jzero.decoder.engine import Engine
@@ -598,22 +598,7 @@ def local_settings(config_json: str, flags: list[str], source: str) -> Config:
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Returns the options of the command, and the flags of settings."""
-    parser = cli.make_parser("jzero.sample", __doc__)
-    parser.add_argument(
-        "--join", required=True, metavar="STORE", help="rollout.placement.store of the run"
-    )
-    parser.add_argument(
-        "--name", default="", help="name in the log of the run (default: host and process)"
-    )
-    parser.add_argument(
-        "--idle-minutes",
-        type=float,
-        default=0.0,
-        help="ends after this time without a request (default: never)",
-    )
-    parser.add_argument(
-        "--programs", metavar="DIR", help="keeps compiled programs there, for the next start"
-    )
+    parser = command_flags.sample(__doc__)
     return parser.parse_known_args(arguments)
 
 

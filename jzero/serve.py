@@ -39,9 +39,10 @@ from jzero.rollout.sampler import Sampler, make_seed
 from jzero.run.finished import find_model, read_adapter_flags
 from jzero.servers import limits, sockets
 from jzero.servers.connections import BoundedConfig
-from jzero.servers.rules import Rules, add_allowed_host, make_hosts
+from jzero.servers.rules import Rules, make_hosts
 from jzero.serving import keys
 from jzero.serving.ending import GracefulServer
+from jzero.serving.flags import make_parser
 from jzero.serving.http import Server, make_app, make_rules
 from jzero.serving.jetstream import JetStreamEngine, serve_jetstream
 from jzero.serving.limits import Limits
@@ -57,50 +58,7 @@ STREAMED_TOKENS = 8  # tokens of one decode call, and so of one event of a strea
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, config.Config]:
     """Returns the options of the command, and the settings."""
-    parser = cli.make_parser("jzero.serve", __doc__)
-    parser.add_argument(
-        "run", nargs="?", default="", metavar="RUN", help="workdir of a run, or a model"
-    )
-    parser.add_argument("--model", default="", help="the same as RUN, as a flag")
-    parser.add_argument(
-        "--adapter",
-        metavar="[NAME=]DIR",
-        action="append",
-        default=[],
-        help="directory or hub id of an adapter of the model, in PEFT's format; with names it may "
-        "be given again",
-    )
-    parser.add_argument(
-        "--served-model-name",
-        default="",
-        metavar="NAME",
-        help="name of the model in requests (default: RUN as it is given)",
-    )
-    parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="name or address to listen on (default 127.0.0.1, only this machine)",
-    )
-    parser.add_argument(
-        "--port",
-        type=int,
-        default=8000,
-        help="port to listen on, 0 for any that is free (default 8000)",
-    )
-    add_allowed_host(parser)
-    parser.add_argument(
-        "--api-key",
-        metavar="KEY",
-        help="answer only requests with this key; other users of the machine cannot see it if it "
-        f"is in the environment variable {keys.KEY_VARIABLE} instead (default: no key)",
-    )
-    parser.add_argument(
-        "--jetstream",
-        type=int,
-        metavar="PORT",
-        help="serve gRPC there, on every interface; no HTTP",
-    )
-    limits.add_flags(parser, Limits, "limits of the HTTP server")
+    parser = make_parser(__doc__)
     options, config_flags = parser.parse_known_args(arguments)
 
     if bool(options.run) == bool(options.model):

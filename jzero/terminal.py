@@ -187,6 +187,15 @@ def wrap(text: str, limit: int, indent: str = "") -> list[str]:
     )
 
 
+def fit_lines(text: str) -> str:
+    """Returns a text whose lines have at most `width()` columns: longer ones are broken."""
+    limit = width()
+    lines: list[str] = []
+    for line in text.split("\n"):
+        lines += wrap(line, limit, "  ") if columns(line) > limit else [line]
+    return "\n".join(lines)
+
+
 def wrapped(text: str, indent: str = "  ") -> str:
     """Returns a notice with lines that fit the terminal. In a pipe or a log its lines stay whole.
 

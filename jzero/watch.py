@@ -9,11 +9,10 @@ watched through a tunnel (ssh -L 8484:127.0.0.1:8484 MACHINE), or in a folder th
 `python -m jzero.report` writes the same page into one file.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
-from jzero import terminal
+from jzero import cli, terminal
 from jzero.files import exit_on_mistake
 from jzero.run import buckets
 from jzero.servers.rules import add_allowed_host, listens_at_loopback
@@ -23,14 +22,9 @@ from jzero.watching.server import page_server
 PORT = 8484
 
 
-def main() -> None:
-    # Not `cli.make_parser`: the module cli imports JAX, which takes two seconds and 100 MB.
-    parser = argparse.ArgumentParser(
-        "python -m jzero.watch",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def make_parser() -> cli.Parser:
+    """Returns the parser of the command."""
+    parser = cli.make_parser("jzero.watch", __doc__)
     parser.add_argument(
         "runs", nargs="+", metavar="RUN", type=Path, help="workdir of a run, or a folder of them"
     )
@@ -39,7 +33,11 @@ def main() -> None:
         "--host", default="127.0.0.1", help="address to listen at; default 127.0.0.1"
     )
     add_allowed_host(parser)
-    args = parser.parse_args(sys.argv[1:])
+    return parser
+
+
+def main() -> None:
+    args = make_parser().parse_args()
     with exit_on_mistake():
         watch(args.runs, args.host, args.port, args.allowed_host)
 

@@ -25,7 +25,7 @@ LAYERS = [
     ("rewards",),
     ("environments",),
     ("cli", "numerics"),
-    ("recipe_files",),
+    ("recipe_files", "command_flags"),
     ("attention",),
     ("model",),
     ("sharding",),

@@ -15,6 +15,7 @@ finds most probable. FILE has one JSON object per line: {"question": "...", "cho
 "..."], "answer": 0}, where the answer is the index of the right choice.
 """  # noqa: E501 (the first line is the usage that --help prints)
 
+import argparse
 import json
 import sys
 import time
@@ -27,7 +28,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jzero import cli, config, terminal
+from jzero import cli, command_flags, config, terminal
 from jzero.answers import published
 from jzero.config.data_sources import split_sources
 from jzero.decoder.engine import Engine
@@ -122,33 +123,14 @@ class Command(NamedTuple):
 
 def parse(arguments: Sequence[str]) -> Command:
     """Parses the command line. Raises UserError, or exits, if it has a mistake."""
-    if arguments and not arguments[0].startswith("-"):
-        return parse_run(arguments)
-    parser = cli.make_parser("jzero evaluate", __doc__)
-    parser.add_argument(
-        "--model", required=True, help="directory or hub id of a model, as a run exports it"
-    )
-    parser.add_argument(
-        "--adapter",
-        metavar="[NAME=]DIR",
-        action="append",
-        default=[],
-        help="directory or hub id of an adapter of the model, in PEFT's format; with names it may "
-        "be given again",
-    )
-    task_flags = parser.add_mutually_exclusive_group(required=True)
-    task_flags.add_argument(
-        "--suite", default="", help=f"comma-separated: {', '.join(suites.SUITES)}, or name=FILE"
-    )
-    task_flags.add_argument(
-        "--loglikelihood",
-        metavar="FILE",
-        action="append",
-        default=[],
-        help="multiple choice by log-likelihood: a JSONL file of questions; may be given again",
-    )
-    parser.add_argument("--out", help="directory to write to; default runs/eval-<date>-<time>")
+    parser = command_flags.evaluate(__doc__)
     given, config_flags = parser.parse_known_args(arguments)
+    if bool(given.run) == bool(given.model):
+        parser.error("give one model: jzero evaluate RUN, or jzero evaluate --model DIR_OR_ID")
+    if given.run:
+        return command_on_run(given, config_flags)
+    if not (given.suite or given.loglikelihood):
+        parser.error("--model needs the problems: give --suite NAME or --loglikelihood FILE")
     settings = cli.parse_settings(defaults(given.model), config_flags)
     settings.model.path = given.model
     named = read_adapter_flags(given.adapter)
@@ -172,13 +154,13 @@ def parse(arguments: Sequence[str]) -> Command:
     return Command(suite_names, out_directory(given.out), settings, questions, named)
 
 
-def parse_run(arguments: Sequence[str]) -> Command:
-    """Parses RUN and its flags. Raises UserError, or exits, if they have a mistake."""
-    parser = cli.make_parser("jzero evaluate", __doc__)
-    parser.add_argument("run", metavar="RUN", help="workdir of a run")
-    parser.add_argument("--suite", default="", help="other problems than those held out")
-    parser.add_argument("--out", help="directory to write to")
-    given, config_flags = parser.parse_known_args(arguments)
+def command_on_run(given: argparse.Namespace, config_flags: Sequence[str]) -> Command:
+    """Returns the command on RUN. Raises UserError, or exits, if it has a mistake."""
+    if given.adapter or given.loglikelihood:
+        raise UserError(
+            f"{given.run}: --adapter and --loglikelihood are for a model: give --model instead of "
+            "RUN"
+        )
     found = find_model(given.run)
     if found.settings is None:
         raise UserError(

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from jzero.config.architecture import ARCH, Architecture, change_entry
 from jzero.config.data_sources import DATA_SETTINGS, Rows, read_sources, show_sources
 from jzero.config.schema import Config, known_names, list_sections
-from jzero.errors import UserError, shown
+from jzero.errors import UserError, shown, slips
 from jzero.fields import (
     build,
     fields_of,
@@ -88,6 +88,7 @@ def no_such_setting(name: str) -> str:
         return f"{name} is a section: write --config.{name}.NAME=VALUE, or see --help {name}"
     # The section may be wrong.
     meant = [other for other in names if other.rpartition(".")[2] == name.rpartition(".")[2]]
+    meant = slips(name, names) or meant
     if not 0 < len(meant) <= MOST_MEANT:
         # Names of one section are similar by its name: the last part has to be similar, too.
         last = name.rpartition(".")[2]
@@ -113,7 +114,7 @@ def check_texts(flags: Sequence[Flag]) -> None:
         mistakes = []
         for part in parts_with(parts, argument):
             try:
-                change_argument(owner, parts, part(), argument, text)
+                change_argument(owner, parts, part(), argument, text, is_text=True)
                 break
             except UserError as error:
                 mistakes.append(error)
@@ -171,7 +172,7 @@ def put_texts(root: object, name: str, texts: Sequence[str]) -> None:
         return
     field = field_of(root, name)
     if field is None or item_kind_of(field) is None:
-        put_value(root, name, texts[-1])
+        put_value(root, name, texts[-1], is_text=True)
         return
     items: tuple[object, ...] = ()
     for text in texts:
@@ -191,10 +192,12 @@ def _change_rows(root: object, name: str, text: str) -> None:
     put_value(root, setting, show_sources(changed))
 
 
-def put_value(root: object, name: str, value: object) -> None:
+def put_value(root: object, name: str, value: object, *, is_text: bool = False) -> None:
     """Changes a setting, or an argument of a part, below a section.
 
-    value: the value, or its text as in a flag: "clip(high=0.28)", "8".
+    Args:
+        value: the value; a part may be given by its text, too: "clip(high=0.28)".
+        is_text: the value is the text of a flag, to be read by the type of the setting: "8".
 
     Raises UserError if there is no such part or argument, or the value is wrong.
     """
@@ -203,10 +206,10 @@ def put_value(root: object, name: str, value: object) -> None:
     current = getattr(section, field_name)
     setting = name.removesuffix(f".{path}") if path else name
     if path:
-        value = change_argument(setting, parts_of(field), current, path, value)
+        value = change_argument(setting, parts_of(field), current, path, value, is_text=is_text)
     elif isinstance(value, str) and section_of(field) is not None:
         raise UserError(f"{name} is a section: set one of its settings, as in {name}.NAME")
-    elif isinstance(value, str):
+    elif isinstance(value, str) and (is_text or parts_of(field)):
         value = read_value(name, field, value, current)
     setattr(section, field_name, value)
 

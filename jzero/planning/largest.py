@@ -194,17 +194,17 @@ def format_largest(
     devices: Sequence[DescribedDevice],
     available: float,
 ) -> str:
-    """Returns a table with one column per method, followed by the settings of each cell."""
+    """Returns a table with a row for each method, followed by the settings of each cell."""
     methods = list(dict.fromkeys(cell.method for cell in cells))
     by_place = {(cell.method, cell.response_tokens): cell for cell in cells}
     lines = [
         f"largest known model that trains on {topology}: {len(devices)} x "
         f"{devices[0].device_kind}, {available / GIB:.2f} GiB each, by arithmetic",
-        f"{'response tokens':<20}" + "".join(f"{method:<32}" for method in methods).rstrip(),
+        f"{'response tokens':<18}" + "".join(f"{count:<31}" for count in RESPONSE_TOKENS).rstrip(),
     ]
-    for response_tokens in RESPONSE_TOKENS:
-        shown = [describe_cell(by_place[method, response_tokens]) for method in methods]
-        lines.append(f"{response_tokens:<20}" + "".join(f"{text:<32}" for text in shown).rstrip())
+    for method in methods:
+        shown = [describe_cell(by_place[method, count]) for count in RESPONSE_TOKENS]
+        lines.append(f"{method:<18}" + "".join(f"{text:<31}" for text in shown).rstrip())
     lines.append("")
     for cell in cells:
         if cell.model:

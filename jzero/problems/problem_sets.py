@@ -49,7 +49,16 @@ DEFAULT_SETS = {
 # Column names in published data sets. The first name that a data set has is used. Dots lead into a
 # structure: verl has the answers in {"reward_model": {"ground_truth": ...}}.
 COLUMN_NAMES = {
-    "problem": ("problem", "question", "prompt", "Problem", "Question", "input", "messages"),
+    "problem": (
+        "problem",
+        "question",
+        "prompt",
+        "Problem",
+        "Question",
+        "input",
+        "messages",
+        "context_messages",
+    ),
     "answer": (
         "answer",
         "final_answer",

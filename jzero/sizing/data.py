@@ -25,12 +25,21 @@ SAMPLED_TESTS = 16  # rows whose tests are read
 SAMPLED_EPISODES = 32  # episodes whose first observation is measured
 SOLUTION_COLUMNS = ("solution", "completion", "response", "rationale", "reasoning")
 # Names that many sets have besides those of `problem_sets.COLUMN_NAMES`.
-MORE_ANSWERS = ("gold", "target", "label", "solution")
+MORE_ANSWERS = (
+    "gold",
+    "target",
+    "label",
+    "solution",
+    "ground_truth",
+    "expected_answer",
+    "solutions",
+)
 COMPLETION = "completion"  # TRL's column of responses, which may be messages
 NO_ANSWER_STATED = (
     'the last messages of the assistant state no final answer (after ####, in a box, or as "the '
     'answer is 7")'
 )
+_BOX_AFTER_TEXT = re.compile(r"\s*[^\\\s$].*\\boxed", re.DOTALL)
 _NUMBER = re.compile(r"[-+]?\$?\d[\d,]*(\.\d+)?%?")
 HELD_OUT_SHARE = 10  # one row in this many is held out
 
@@ -270,7 +279,7 @@ def is_number(answer: JsonValue) -> bool:
 
 def _solutions(sample: "datasets.Dataset", problem_column: str, answer_column: str) -> list[str]:
     """Returns the worked solutions: a column of them, reference answers of conversations, or
-    answers in GSM8K's format.
+    answers that end after #### (GSM8K) or in a box (NuminaMath).
     """
     for name in (*SOLUTION_COLUMNS, problem_column, answer_column):
         if not name or not problem_sets.has_column(sample, name):
@@ -281,7 +290,7 @@ def _solutions(sample: "datasets.Dataset", problem_column: str, answer_column: s
         texts = [text for text in values if isinstance(text, str)]
         is_worked = name in SOLUTION_COLUMNS and name != answer_column
         if name == answer_column:
-            is_worked = any("####" in text for text in texts)
+            is_worked = any("####" in text or _BOX_AFTER_TEXT.match(text) for text in texts)
         if texts and is_worked:
             return texts
     return []

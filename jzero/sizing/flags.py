@@ -31,7 +31,6 @@ jzero, and a path is a file. `jzero train --help rollout` explains the settings 
 
 # Imports no jax: a mistake in a flag is reported at once.
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,20 +44,26 @@ from jzero.config import Config
 from jzero.config.describe import describe as describe_settings
 from jzero.config.flags import check_texts, split_flags
 from jzero.errors import UserError
+from jzero.fields import record
 
 HELD_OUT = {True: 32, False: 256}  # problems at most, on a CPU and elsewhere
 
 
-@dataclass(frozen=True)
+@record
 class Wishes:
     """The flags of `jzero train`."""
 
-    model: str = ""  # "" only if a run is continued
-    data: str = ""  # "" only with an environment, or if a run is continued
+    model: str = ""
+    """"" only if a run is continued"""
+    data: str = ""
+    """"" only with an environment, or if a run is continued"""
     rewards: tuple[str, ...] = ()
-    reward_weights: tuple[float, ...] = ()  # () or a weight for each of `rewards`
-    algorithm: str = ""  # a key of algorithms.PRESETS; "": the default
-    environment: str = ""  # FILE.py:Class, or another name as in task.environment
+    reward_weights: tuple[float, ...] = ()
+    """() or a weight for each of `rewards`"""
+    algorithm: str = ""
+    """a key of algorithms.PRESETS; "": the default"""
+    environment: str = ""
+    """FILE.py:Class, or another name as in task.environment"""
     eval_data: str = ""
     lora: bool = False
     minutes: float = 0.0
@@ -107,8 +112,9 @@ def recipe_arguments(arguments: list[str]) -> list[str]:
     return [f"--config={path}{colon}{preset}", *arguments[1:]]
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = cli.make_parser("jzero train", __doc__)
+def make_parser() -> cli.Parser:
+    """Returns the parser of the first forms of the command."""
+    parser = cli.make_model_parser("jzero train", __doc__)
     parser.add_argument("--model", default="", help="directory or hub id of the model")
     parser.add_argument(
         "--data", default="", help="file, directory or hub id of the problems to train on"
@@ -181,22 +187,21 @@ def parse(arguments: list[str]) -> Request:
         with cli.user_errors():
             terminal.write(describe_settings(name))
         sys.exit(0)
-    args, remaining = parser.parse_known_args(arguments)
-    remaining = cli.expand_price(remaining)
-    cli.check_flag_names(parser, remaining)
+    args, remaining = parser.parse_known_args(cli.expand_price(arguments))
     with cli.user_errors():
         check_texts(split_flags(remaining)[0])
-    wishes = Wishes(
-        model=args.model,
-        data=args.data,
-        rewards=tuple(args.reward),
-        reward_weights=read_weights(args.reward_weights, parser.error),
-        algorithm=args.algorithm,
-        environment=args.environment,
-        eval_data=args.eval,
-        lora=args.lora,
-        minutes=args.minutes,
-    )
+    with cli.user_errors():
+        wishes = Wishes(
+            model=args.model,
+            data=args.data,
+            rewards=tuple(args.reward),
+            reward_weights=read_weights(args.reward_weights, parser.error),
+            algorithm=args.algorithm,
+            environment=args.environment,
+            eval_data=args.eval,
+            lora=args.lora,
+            minutes=args.minutes,
+        )
 
     # With only a workdir, its run is continued.
     if args.workdir is None or wishes != Wishes(minutes=wishes.minutes):

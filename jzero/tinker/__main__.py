@@ -57,12 +57,13 @@ from jzero.rollout.sampler import make_seed
 from jzero.servers import limits, sockets
 from jzero.servers.connections import BoundedConfig
 from jzero.servers.limits import ConnectionLimits
-from jzero.servers.rules import add_allowed_host, listens_at_loopback, make_hosts
+from jzero.servers.rules import listens_at_loopback, make_hosts
 from jzero.servers.running import BoundedServer
 from jzero.setup import check_context
 from jzero.sharding.mesh import configured_mesh
 from jzero.sharding.publish import publisher
 from jzero.tinker.devices import ADVICE, Devices
+from jzero.tinker.flags import DEFAULT_CONTEXT, make_parser
 from jzero.tinker.http import Api, make_app, make_rules
 from jzero.tinker.limits import TinkerLimits
 from jzero.tinker.plan import (
@@ -82,7 +83,6 @@ from jzero.tinker.tenants import Tenants
 from jzero.tinker.worker import Worker
 from jzero.training.frozen import load_base
 
-DEFAULT_CONTEXT = 4096
 DEFAULT_SLOTS = 64
 DECODE_STEPS = 8  # tokens of one decode call
 END_SECONDS = 60  # for which process 0 waits at its end for the call that all hosts compute
@@ -100,53 +100,9 @@ class Options:
     limits: TinkerLimits
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command's own options."""
-    parser = cli.make_parser("jzero.tinker", __doc__)
-    parser.add_argument("--model", required=True, help="directory or hub id of the base model")
-    parser.add_argument(
-        "--name", default="", help="name of the model in requests (default: --model)"
-    )
-    parser.add_argument(
-        "--adapters", type=int, default=4, metavar="N", help="adapters in training (default 4)"
-    )
-    parser.add_argument(
-        "--resident",
-        type=int,
-        default=2,
-        metavar="N",
-        help="adapters whose optimizer states are on the device; the others wait on the host "
-        "(default 2)",
-    )
-    parser.add_argument(
-        "--max-rank", type=int, default=64, metavar="R", help="largest rank (default 64)"
-    )
-    parser.add_argument(
-        "--context",
-        type=int,
-        default=0,
-        metavar="TOKENS",
-        help=f"tokens of a prompt and its sample, and of a datum (default: the model's positions, "
-        f"at most {DEFAULT_CONTEXT})",
-    )
-    parser.add_argument("--exact", action="store_true", help="sampler and trainer agree to the bit")
-    parser.add_argument(
-        "--store", default="tinker-store", metavar="DIR", help="checkpoints (default tinker-store)"
-    )
-    parser.add_argument("--keys", default="", metavar="FILE", help="lines of NAME tml-KEY")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    add_allowed_host(parser)
-    parser.add_argument(
-        "--plan", default="", metavar="TOPOLOGY", help="plan for devices such as v5e:1x1, and end"
-    )
-    parser.add_argument("--port", type=int, default=8000, help="port, 0 for any (default 8000)")
-    limits.add_flags(parser, TinkerLimits, "limits of the server")
-    return parser
-
-
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, config.Config]:
     """Returns the options of the command, and the settings."""
-    options, config_flags = make_parser().parse_known_args(arguments)
+    options, config_flags = make_parser(__doc__).parse_known_args(arguments)
     for flag in ("adapters", "resident", "max_rank"):
         if getattr(options, flag) < 1:
             raise UserError(f"{limits.flag_name(flag)}={getattr(options, flag)}: give 1 or more")

@@ -210,7 +210,7 @@ ONE_SUITE = "--model /nope --suite countdown"
 @pytest.mark.parametrize(
     ("program", "arguments", "message"),
     [
-        (evaluate, "--suite math500", "the following arguments are required: --model"),
+        (evaluate, "--suite math500", "give one model: jzero evaluate RUN, or"),
         (evaluate, "--model /nope --suite math501", "no suite 'math501': there are aime24"),
         (evaluate, ONE_SUITE, "no such directory: /nope"),
         (evaluate, f"{ONE_SUITE},countdown", "give every suite once"),
@@ -240,7 +240,7 @@ ONE_SUITE = "--model /nope --suite countdown"
             f"{ONE_SUITE} --adapter /nope",
             "no such directory: /nope",
         ),
-        (evaluate, f"{ONE_SUITE} --oot=x", "--oot=x: unknown flag"),
+        (evaluate, f"{ONE_SUITE} --oot=x", "--oot=x: did you mean --out=x?"),
         (filter, "--data x --out y", "nothing to filter by: give --rates or --against"),
         (filter, "--data x --out y --against math500 --ngram 0", "--ngram=0 must be at least 1"),
         (

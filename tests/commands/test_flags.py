@@ -1,17 +1,20 @@
 """Flags of settings: their forms, and lists, every one of which can be emptied and filled."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import jzero
 from jzero import cli, config, main
 from jzero.config.flags import put_value, split_flags, value_of
 from jzero.config.schema import Setting
 from jzero.errors import UserError
-from jzero.fields import item_kind_of
+from jzero.fields import item_kind_of, kind_of
 
 LISTS = [item for item in config.list_settings(config.Config()) if item_kind_of(item.field)]
 ITEMS: dict[type | None, tuple[object, ...]] = {
@@ -215,3 +218,63 @@ def test_the_weights_of_a_recipe_can_be_emptied() -> None:
     assert command.settings.task.reward.weights == ()
     assert command.settings.task.reward.functions == ("accuracy",)
     config.validate(command.settings)
+
+
+# -- Values in Python ------------------------------------------------------------------------------
+
+
+def number_settings() -> list[str]:
+    """Returns the settings and arguments of parts that are numbers, booleans or lists."""
+    kinds = (bool, int, float, tuple)
+    return [
+        name
+        for name, fields in config.known_names().items()
+        if all(kind_of(field) in kinds for field in fields)
+    ]
+
+
+@pytest.mark.parametrize("text", ["2", "-0.5", "1e-3", "True", "[1]"])
+def test_a_text_is_no_number_in_python(text: str) -> None:
+    # A recipe and `jzero.train(settings=...)` give values; only flags are texts.
+    for name in number_settings():
+        settings = config.Config()
+        with pytest.raises(UserError) as raised:
+            put_value(settings, name, text)
+        assert settings == config.Config()
+        if " has no " not in str(raised.value):  # an argument of a part that is not chosen
+            assert str(raised.value).startswith(f"{name}={text!r} must be ")
+            assert str(raised.value).endswith(", not text")
+            with pytest.raises(UserError, match="=fast must be "):
+                put_value(settings, name, "fast")
+
+
+def test_an_assignment_of_a_text_names_the_setting() -> None:
+    settings = config.Config()
+    with pytest.raises(UserError, match=r"^train\.steps='2' must be a whole number, not text$"):
+        settings.train.steps = "2"  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(UserError, match=r"^optimizer\.lr='1e-3' must be a number, not text$"):
+        config.OptimizerConfig(lr="1e-3")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UserError, match=r"has the item '1', which must be a number, not text"):
+        config.RewardConfig(weights=("1",))  # pyright: ignore[reportArgumentType]
+
+
+def test_a_part_may_be_given_by_its_notation() -> None:
+    settings = config.Config()
+    put_value(settings, "algorithm.surrogate", "clip(high=0.3)")
+    assert value_of(settings, "algorithm.surrogate.high") == 0.3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"minutes": "2"}, "minutes='2' must be a number, not text"),
+        ({"lora": "True"}, "lora='True' must be True or False, not text"),
+        ({"lora": 1}, "lora=1 must be True or False"),
+        ({"reward_weights": ("1",)}, "reward_weights has the item '1', which must be a number"),
+        ({"algorithm": None}, "algorithm=None must be text"),
+        ({"minutes": -1}, "minutes=-1 must be at least 0"),
+    ],
+)
+def test_an_argument_of_jzero_train_has_its_type(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        jzero.train(model="M", data="D", workdir="W", **arguments)

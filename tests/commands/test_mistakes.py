@@ -274,7 +274,10 @@ def test_a_recipe_without_its_function_is_one_line(
 MISTAKES_OF_RECIPES = [
     ("settings.rollout.group_sise = 4", "there is no group_sise; did you mean group_size?"),
     ("settings.rollout.group_size = 0", "rollout.group_size=0 must be at least 1"),
-    ("settings.rollout.group_size = '8'", "rollout.group_size=8 must be a whole number"),
+    (
+        "settings.rollout.group_size = '8'",
+        "rollout.group_size='8' must be a whole number, not text",
+    ),
     ("settings.algorithm.surrogate = 'clip'", "algorithm.surrogate=clip is text, and a recipe"),
     ("settings.algorithm.surrogate.high = 3.0", "clip.high=3.0: a Clip is a value that cannot be"),
     ("settings.train = config.EvalConfig()", "must be a TrainConfig"),

@@ -90,7 +90,7 @@ def parsed(text: str, current: object = None) -> object:
 
 
 def changed(part: object, path: str, value: object) -> object:
-    return change_argument("objective", PARTS, part, path, value)
+    return change_argument("objective", PARTS, part, path, value, is_text=isinstance(value, str))
 
 
 def one_line(raised: pytest.ExceptionInfo[UserError]) -> str:

@@ -65,14 +65,14 @@ def test_experts_have_adapters_and_8_bits_too(monkeypatch: pytest.MonkeyPatch) -
     assert int8.needed_bytes < adapter.needed_bytes < full.needed_bytes
 
 
-def test_methods_are_columns(small_table: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_methods_are_rows(small_table: None, monkeypatch: pytest.MonkeyPatch) -> None:
     methods = {"once": largest.train_everything, "twice": largest.train_everything}
     monkeypatch.setattr(largest, "METHODS", methods)
     monkeypatch.setattr(largest, "RESPONSE_TOKENS", (1024,))
     cells = largest.largest_models(countdown.get_config("qwen2.5-3b"), CHIP, 1 * GIB)
     text = largest.format_largest(cells, "v5e:1x1", CHIP, 1 * GIB)
-    assert text.splitlines()[1].split() == ["response", "tokens", "once", "twice"]
-    assert text.splitlines()[2].split() == ["1024", "none", "none"]
+    assert text.splitlines()[1].split() == ["response", "tokens", "1024"]
+    assert [line.split() for line in text.splitlines()[2:]] == [["once", "none"], ["twice", "none"]]
 
 
 def test_the_command_prints_the_table_and_writes_it(
@@ -90,6 +90,8 @@ def test_the_command_prints_the_table_and_writes_it(
 
     printed = capsys.readouterr().out
     assert printed.startswith("largest known model that trains on l4:1: 1 x NVIDIA L4, 20.95 GiB")
-    assert "1024                Qwen3-0.6B" in printed
+    assert "response tokens   1024" in printed
+    assert "Qwen3-0.6B (" in printed
+    assert max(map(len, printed.splitlines())) <= 80
     written = json.loads(out.read_text())
     assert written["largest"][0]["model"] == "Qwen/Qwen3-0.6B"

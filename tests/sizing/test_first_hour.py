@@ -57,6 +57,39 @@ LAYOUTS: dict[str, Callable[[str, str, int], dict]] = {
         "reward_model": {"style": "rule", "ground_truth": a},
         "extra_info": {"index": i, "split": "train"},
     },
+    "trl_ground_truth": lambda q, a, i: {"prompt": q, "ground_truth": a},
+    # open-r1: NuminaMath, and programs with stdin.
+    "numina": lambda q, a, i: {
+        "problem": q,
+        "solution": f"{i} and 3 are ${a}$. So it is \\boxed{{{a}}}.",
+        "messages": [user(q), assistant(f"So it is \\boxed{{{a}}}.")],
+    },
+    "verifiable_code": lambda q, a, i: {
+        "task_type": "verifiable_code",
+        "prompt": f"Read a number n and print n plus {i}.",
+        "gold_standard_solution": f"print(int(input()) + {i})",
+        "verification_info": {
+            "language": "python",
+            "test_cases": [
+                {"input": "1\n", "output": f"{1 + i}\n", "type": "stdin_stdout"},
+                {"input": "5\n", "output": f"{5 + i}\n", "type": "stdin_stdout"},
+            ],
+        },
+    },
+    # OpenRLHF: --input_key and --label_key.
+    "openrlhf": lambda q, a, i: {"input": q, "label": a},
+    "openrlhf_context": lambda q, a, i: {"context_messages": [user(q)], "answer": a},
+    # slime, AReaL, prime-rl, Tulu's RLVR, NeMo.
+    "slime": lambda q, a, i: {"prompt": [user(q)], "label": a, "metadata": {"rm_type": "math"}},
+    "areal": lambda q, a, i: {
+        "prompt": q,
+        "task": "math",
+        "query_id": str(i),
+        "solutions": [f"\\boxed{{{a}}}"],
+    },
+    "prime": lambda q, a, i: {"prompt": [user(q)], "answer": a, "info": "{}", "task": "sums"},
+    "tulu": lambda q, a, i: {"messages": [user(q)], "ground_truth": [a], "dataset": ["sums"]},
+    "nemo": lambda q, a, i: {"problem": q, "expected_answer": a},
     # OpenAI: chats for fine-tuning, with answers and with prose.
     "openai": lambda q, a, i: {"messages": [SYSTEM, user(q), assistant(f"Easy.\n#### {a}")]},
     "openai_prose": lambda q, a, i: {
@@ -80,7 +113,7 @@ LAYOUTS: dict[str, Callable[[str, str, int], dict]] = {
     "same_question": lambda q, a, i: {"question": "What is 1 + 1?", "answer": "2"},
 }
 WITHOUT_ANSWERS = ("trl_text", "trl_prompt", "openai_prose", "openai_asked")
-WITH_TESTS = ("mbpp", "mbpp_sanitized")
+WITH_TESTS = ("mbpp", "mbpp_sanitized", "verifiable_code")
 
 REWARDS_FILE = '''
 def own(response, gold, task):
@@ -195,7 +228,10 @@ def call_rewards(task: TaskConfig, problems: list[Problem]) -> None:
 
 def is_fine(layout: str, reward: str) -> bool:
     """Returns whether a reward can score the problems of a layout."""
-    needs = {"my.py:against_solution": ("trl_solution",), "my.py:against_tests": WITH_TESTS}
+    needs = {
+        "my.py:against_solution": ("trl_solution", "numina"),
+        "my.py:against_tests": WITH_TESTS,
+    }
     needs |= {"code": WITH_TESTS, "binary_code": WITH_TESTS, "my.py:of_environments": ()}
     if reward in needs:
         return layout in needs[reward]
@@ -238,6 +274,14 @@ def test_a_dry_run_is_fine_if_and_only_if_the_run_can_start(
     [
         ("trl_conversational", "math", ANSWERS),
         ("trl_solution", "math", ANSWERS),
+        ("trl_ground_truth", "math", ANSWERS),
+        ("openrlhf", "math", ANSWERS),
+        ("openrlhf_context", "math", ANSWERS),
+        ("slime", "math", ANSWERS),
+        ("prime", "math", ANSWERS),
+        ("tulu", "math", ANSWERS),
+        ("nemo", "math", ANSWERS),
+        ("verifiable_code", "code", None),
         ("verl", "math", ANSWERS),
         ("openai", "math", ANSWERS),
         ("gsm8k", "math", ANSWERS),

@@ -105,6 +105,7 @@ def test_plan_confirms_a_recipe_for_a_machine(
     out = capsys.readouterr().out
     assert ("the workdir DOES NOT FIT" in out) == bool(disk)
     assert out.splitlines()[-1] == ("does not fit" if disk else "fits")
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_a_plan_for_more_chips_takes_microbatches_that_hold_a_row_on_each(
@@ -117,9 +118,11 @@ def test_a_plan_for_more_chips_takes_microbatches_that_hold_a_row_on_each(
         plan.command()
 
     assert ended.value.code in (0, 1)
-    first = capsys.readouterr().out.splitlines()[0]
-    assert first.startswith("note: train.microbatch_tokens=34816 holds less than one row on each")
-    assert first.endswith("run with --config.train.microbatch_tokens=69632")
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    note = " ".join(out.partition("\n\n")[0].split())
+    assert note.startswith("note: train.microbatch_tokens=34816 holds less than one row on each")
+    assert note.endswith("run with --config.train.microbatch_tokens=69632")
 
 
 def test_an_unknown_machine_is_refused() -> None:
