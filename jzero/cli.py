@@ -188,6 +188,7 @@ def check_others(arguments: Sequence[str], known: Sequence[str] = ()) -> None:
 
 def flags_like(flag: str, known: Sequence[str]) -> list[str]:
     """Returns the flags of a command that are meant more likely than a setting of that name."""
+    known = [name for name in known if name.startswith("--")]
     close = slips(flag, known)
     # A flag that begins alike.
     close += [name for name in known if name.startswith(flag) or flag.startswith(f"{name}_")]

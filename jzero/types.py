@@ -62,6 +62,11 @@ class Problem:
     # The text that a plain template has inserted into `prompt`, whose control tokens are text. ""
     # for messages, and for prompts that the data set has as a whole.
     inserted: str = ""
+    # The row of a data set that the problem is: the path or hub id of the set, and the number of
+    # the row in its split, from 0. `id` has the place in the run's order of problems instead. ""
+    # and None: no data set has the problem.
+    data: str = ""
+    data_row: int | None = None
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ import inspect
 import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from jzero.config.data_sources import Rows
 from jzero.environments import asyncio_environments, environment, openenv, verifiers
 from jzero.environments.environment import NAME, Observation, mode
 from jzero.environments.tools import classes
@@ -159,8 +160,15 @@ def _reset_all(
     return observations
 
 
+class DataRow(NamedTuple):
+    """The row of an episode, with its place in a data set if it is from one."""
+
+    columns: dict[str, JsonValue]
+    place: problem_sets.Place | None = None
+
+
 def _problems(
-    task: TaskConfig, split: str, seed: int, rows: Sequence[tuple[int, dict[str, JsonValue]]]
+    task: TaskConfig, split: str, seed: int, rows: Sequence[tuple[int, DataRow]]
 ) -> list[Problem]:
     """Returns a problem for each pair of an index and a row."""
     template = find_template(task.template, ENVIRONMENT_TEMPLATES)
@@ -170,7 +178,7 @@ def _problems(
         # of hosts.
         rng = random.Random(f"environment/{split}/{seed}/{index}")
         seeds.append(rng.getrandbits(31))
-    observations = _reset_all(task, [row for _, row in rows], seeds)
+    observations = _reset_all(task, [row.columns for _, row in rows], seeds)
     problems = []
     for (index, row), row_seed, observation in zip(rows, seeds, observations, strict=True):
         prompt, inserted = observation.prompt, ""
@@ -183,10 +191,11 @@ def _problems(
                 f"{task.template} is plain text: set task.template=chat, or return text"
             )
         # The observation is part of the gold: every episode's reset is compared with it.
-        gold = {"row": row, "seed": row_seed, "observation": observation.prompt}
+        gold = {"row": row.columns, "seed": row_seed, "observation": observation.prompt}
         name = f"{NAME}/{split}/{index}"
         tools = observation.tools or None
-        problems.append(Problem(name, NAME, prompt, gold, row, tools, inserted=inserted))
+        problem = Problem(name, NAME, prompt, gold, row.columns, tools, inserted=inserted)
+        problems.append(problem_sets.placed(problem, row.place))
     return problems
 
 
@@ -194,21 +203,27 @@ def _problems(
 
 
 @functools.cache
-def _read_sets(selection: Selection, *, is_held_out: bool) -> list[list[dict[str, JsonValue]]]:
+def _read_sets(selection: Selection, *, is_held_out: bool) -> list[list[DataRow]]:
     """Returns the selected rows of each data set, with all columns."""
     usual, setting = ("test", "task.eval_data") if is_held_out else ("train", "task.data")
     sources = row_loader.held_out_sources(selection) if is_held_out else selection.train
+    return [_read_set(rows, usual, setting) for rows in sources]
+
+
+def _read_set(rows: Rows, usual: str, setting: str) -> list[DataRow]:
+    columns = problem_sets.read_columns(row_loader.open_rows(rows, usual, setting), rows.path)
+    numbers = row_loader.row_numbers(rows, usual, setting)
     return [
-        problem_sets.read_columns(row_loader.open_rows(rows, usual, setting), rows.path)
-        for rows in sources
+        DataRow(row, problem_sets.Place(rows.path, number))
+        for row, number in zip(columns, numbers, strict=True)
     ]
 
 
-def _train_sets(task: TaskConfig) -> list[list[dict[str, JsonValue]]] | None:
+def _train_sets(task: TaskConfig) -> list[list[DataRow]] | None:
     """Returns the training rows of each data set, None without a finite data set."""
     if task.environment.startswith(verifiers.PREFIX):
         rows = verifiers.train_rows(_foreign_name(task))
-        return None if rows is None else [rows]
+        return None if rows is None else [[DataRow(row) for row in rows]]
     if not task.data:
         return None
     return _read_sets(row_loader.selection_of(task), is_held_out=False)
@@ -224,9 +239,10 @@ def train_problems(task: TaskConfig, seed: int, step: int, count: int) -> list[P
         indices = problem_sets.step_indices(step, count, sum(map(len, sets)), task, weights)
         chosen = [rows[index] for index in indices]
     elif task.environment.startswith(verifiers.PREFIX):
-        chosen = verifiers.endless_train_rows(_foreign_name(task), indices)
+        endless = verifiers.endless_train_rows(_foreign_name(task), indices)
+        chosen = [DataRow(row) for row in endless]
     else:
-        chosen = [{} for _ in indices]
+        chosen = [DataRow({}) for _ in indices]
     return _problems(task, "train", seed, list(zip(indices, chosen, strict=True)))
 
 
@@ -240,9 +256,9 @@ def eval_problems(task: TaskConfig, count: int) -> list[Problem]:
     seed = problem_sets.EVAL_SEED
     if task.environment.startswith(verifiers.PREFIX):
         held_out = verifiers.eval_rows(_foreign_name(task), count)
-        return _problems(task, "eval", seed, list(enumerate(held_out)))
+        return _problems(task, "eval", seed, list(enumerate(map(DataRow, held_out))))
     if not task.data:
-        return _problems(task, "eval", seed, [(index, {}) for index in range(count)])
+        return _problems(task, "eval", seed, [(index, DataRow({})) for index in range(count)])
     if not task.eval_data:
         return []
     sets = _read_sets(row_loader.selection_of(task), is_held_out=True)

@@ -21,6 +21,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar, cast
 
@@ -89,6 +90,20 @@ FILE_TYPES = (
 SAVED_TO_DISK = ("state.json", "dataset_dict.json")
 
 
+class Place(NamedTuple):
+    """A row of a data set."""
+
+    data: str  # path or hub id of the set
+    number: int  # in the split of the set, from 0
+
+
+def placed(problem: Problem, place: Place | None) -> Problem:
+    """Returns a problem with the row that it is, None for a problem that no data set has."""
+    if place is None:
+        return problem
+    return replace(problem, data=place.data, data_row=place.number)
+
+
 class Row(NamedTuple):
     """A question with its answer: text, a number, or a list of accepted answers.
 
@@ -99,6 +114,7 @@ class Row(NamedTuple):
     answer: JsonValue
     prompt: Prompt | None = None
     columns: dict[str, JsonValue] | None = None  # all columns, if a reward reads them
+    place: Place | None = None
 
 
 class AskedRow(NamedTuple):
@@ -106,6 +122,7 @@ class AskedRow(NamedTuple):
 
     question: str  # as in the data set, without a template
     problem: Problem
+    place: Place | None = None
 
 
 class Stream(Protocol[RowType]):

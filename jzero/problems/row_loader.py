@@ -13,11 +13,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from jzero.config.data_sources import Rows, read_sources
 from jzero.errors import UserError
 from jzero.problems import overlap, problem_sets
+from jzero.problems.problem_sets import Place
 
 if TYPE_CHECKING:
     import datasets
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
 
 
 class Asked(Protocol):
-    """A row of a task, with a question."""
+    """A row of a task, with a question. A NamedTuple, with `place: Place | None`."""
 
     @property
     def question(self) -> str: ...
+    def _replace(self, **changes: object) -> Self: ...
 
 
 RowType = TypeVar("RowType", bound=Asked)
@@ -111,6 +113,27 @@ def open_rows(rows: Rows, usual_split: str, setting: str) -> datasets.Dataset:
     if 0 < rows.limit < len(dataset):
         dataset = dataset.select(range(rows.limit))
     return dataset
+
+
+def row_numbers(rows: Rows, usual_split: str, setting: str) -> Sequence[int]:
+    """Returns the numbers, in the split of a source, of the rows that `open_rows` returns."""
+    dataset = choose_split(rows, usual_split, setting)
+    numbers = problem_sets.rows_of_levels(dataset, rows.level_min, rows.level_max, rows.path)
+    return numbers[: rows.limit] if rows.limit else numbers
+
+
+def placed_rows(
+    read_rows: Sequence[RowType | None], rows: Rows, usual_split: str, setting: str
+) -> list[RowType | None]:
+    """Returns what was read from the rows of a source, with the place of each row.
+
+    read_rows: a value for each row of `open_rows`, None for an unusable row.
+    """
+    numbers = row_numbers(rows, usual_split, setting)
+    return [
+        row if row is None else row._replace(place=Place(rows.path, number))
+        for row, number in zip(read_rows, numbers, strict=True)
+    ]
 
 
 def choose_split(rows: Rows, usual: str, setting: str) -> datasets.Dataset:
@@ -230,6 +253,7 @@ def load_sets(
     sources_held_out = held_out_sources(selection)
     for source in sources_held_out:
         rows = read(open_rows(source, "test", "task.eval_data"), source, True)
+        rows = placed_rows(rows, source, "test", "task.eval_data")
         held_out += [row for row in rows if row is not None]
     # Digests ignore case, white space and punctuation, in which copies of a question often differ.
     digests = {overlap.digest(row.question) for row in held_out}
@@ -238,7 +262,7 @@ def load_sets(
     notes = [] if sources_held_out else notes_on_unused_splits(selection)
     for source in selection.train:
         dataset = open_rows(source, "train", "task.data")
-        rows = read(dataset, source, False)
+        rows = placed_rows(read(dataset, source, False), source, "train", "task.data")
         usable = [row for row in rows if row is not None]
         trainable = [row for row in usable if overlap.digest(row.question) not in digests]
         if usable and not trainable:

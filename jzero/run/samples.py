@@ -21,7 +21,7 @@ from jzero.hosts import processes
 from jzero.model.tokenizer import decode
 from jzero.rollout.evaluation import Evaluated
 from jzero.terminal import WIDTH, columns, escaped
-from jzero.types import JsonValue, Rollout, Turn, grade_of
+from jzero.types import JsonValue, Problem, Rollout, Turn, grade_of
 
 MAX_TOKENS = 2048  # of a rollout whose log-probs are written
 TOKEN_COLUMNS = ("token_texts", "logps", "ages", "token_advantages")
@@ -46,6 +46,7 @@ def sample_row(rollout: Rollout) -> JsonObject:
     problem, grade = rollout.problem, grade_of(rollout)
     row: JsonObject = {
         "id": problem.id,
+        **place_of(problem),
         "sample": rollout.sample_index,
         "prompt": problem.prompt,
         "response": rollout.text,
@@ -67,6 +68,16 @@ def sample_row(rollout: Rollout) -> JsonObject:
         # `response` is sufficient for a single turn.
         row["turns"] = [turn_row(turn) for turn in rollout.turns]
     return row
+
+
+def place_of(problem: Problem) -> JsonObject:
+    """Returns the columns `data` and `row`, the row of a data set that a problem is; {} for none.
+
+    `row` counts from 0 in the split of the set, and `data` is the path or hub id of the set.
+    """
+    if problem.data_row is None:
+        return {}
+    return {"data": problem.data, "row": problem.data_row}
 
 
 def logged_rows(
@@ -193,6 +204,7 @@ def problem_rows(
         problem = problem_rollouts[0].problem
         row: JsonObject = {
             "id": problem.id,
+            **place_of(problem),
             "prompt": problem.prompt,
             "gold": problem.gold,
             "accuracy": float(np.mean([grade_of(rollout).correct for rollout in problem_rollouts])),

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 
 from jzero.files import JsonObject, write_atomic
+from jzero.run.samples import place_of
 from jzero.types import Grade, Prompt, Rollout, Turn, grade_of
 
 
@@ -60,6 +61,7 @@ def describe_episode(rollout: Rollout) -> JsonObject:
     versions = rollout.tokens.versions[rollout.tokens.sampled].tolist()
     episode = {
         "id": rollout.problem.id,
+        **place_of(rollout.problem),
         "sample": rollout.sample_index,
         "prompt": rollout.problem.prompt,
         "prompt_length": rollout.prompt_length,

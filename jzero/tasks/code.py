@@ -65,6 +65,7 @@ class Exercise(NamedTuple):
     setup: str  # code that runs before the program
     prompt: Prompt | None = None  # the prompt of the data set, with task.template=column:NAME
     columns: dict[str, JsonValue] | None = None  # all columns, if a reward reads them
+    place: problem_sets.Place | None = None
 
 
 class Reading(NamedTuple):
@@ -168,6 +169,10 @@ def _read(
 
 
 def _problem(task: TaskConfig, id: str, exercise: Exercise) -> Problem:
+    return problem_sets.placed(_unplaced_problem(task, id, exercise), exercise.place)
+
+
+def _unplaced_problem(task: TaskConfig, id: str, exercise: Exercise) -> Problem:
     gold = {"tests": exercise.tests, "setup": exercise.setup}
     if exercise.prompt is not None:
         return Problem(id, task.name, exercise.prompt, gold, exercise.columns)

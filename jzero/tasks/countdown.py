@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from jzero.answers.published import VERIFIERS
-from jzero.config.data_sources import show_sources
+from jzero.config.data_sources import Rows, show_sources
 from jzero.errors import UserError
 from jzero.fields import (
     LARGEST_FLOAT,
@@ -103,6 +103,7 @@ class Puzzle(NamedTuple):
     numbers: tuple[int, ...]
     target: int
     prompt: str = ""
+    place: problem_sets.Place | None = None
 
     @property
     def key(self) -> tuple[tuple[int, ...], int]:
@@ -209,7 +210,7 @@ def to_problem(puzzle: Puzzle, template: str, id: str) -> Problem:
     if not prompt or is_own_template(template):
         prompt = render_prompt(template, puzzle.numbers, puzzle.target)
     gold = {"numbers": list(puzzle.numbers), "target": puzzle.target}
-    return Problem(id, "countdown", prompt, gold)
+    return problem_sets.placed(Problem(id, "countdown", prompt, gold), puzzle.place)
 
 
 def train_problems(task: TaskConfig, seed: int, step: int, count: int) -> list[Problem]:
@@ -298,11 +299,11 @@ def _published_splits(selection: Selection) -> tuple[list[Puzzle], list[Puzzle]]
     source = rows.path
     # Read all rows, not only the first ones: the hash may hold out any of them.
     every_row = replace(rows, limit=0)
-    puzzles = read_puzzles(row_loader.open_rows(every_row, "train", "task.data"), source)
+    puzzles = _placed_puzzles(every_row, "train", "task.data")
     held_out: list[Puzzle] = []
     held_out_sources = row_loader.held_out_sources(selection)
     for other in held_out_sources:
-        held_out += read_puzzles(row_loader.open_rows(other, "test", "task.eval_data"), other.path)
+        held_out += _placed_puzzles(other, "test", "task.eval_data")
     if not held_out_sources:
         held_out = [puzzle for puzzle in puzzles if is_held_out(*puzzle.key)]
     distinct = {puzzle.key: puzzle for puzzle in held_out}
@@ -314,6 +315,16 @@ def _published_splits(selection: Selection) -> tuple[list[Puzzle], list[Puzzle]]
             "train on. Give a set with more rows"
         )
     return train, list(distinct.values())
+
+
+def _placed_puzzles(rows: Rows, usual_split: str, setting: str) -> list[Puzzle]:
+    """Returns the puzzles of a source, with their places in it."""
+    puzzles = read_puzzles(row_loader.open_rows(rows, usual_split, setting), rows.path)
+    numbers = row_loader.row_numbers(rows, usual_split, setting)
+    return [
+        puzzle._replace(place=problem_sets.Place(rows.path, number))
+        for puzzle, number in zip(puzzles, numbers, strict=True)
+    ]
 
 
 def read_puzzles(dataset: datasets.Dataset, source: str) -> list[Puzzle]:

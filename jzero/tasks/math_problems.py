@@ -102,7 +102,8 @@ def to_problem(
         prompt = template.render(values, system_prompt=system_prompt)
         inserted = "" if template.chat else row.question
     gold = {"answer": row.answer, "question": row.question}
-    return Problem(id, task_name, prompt, gold, row.columns, inserted=inserted)
+    problem = Problem(id, task_name, prompt, gold, row.columns, inserted=inserted)
+    return problem_sets.placed(problem, row.place)
 
 
 # Data.
@@ -283,6 +284,7 @@ def notes(task: TaskConfig) -> list[str]:
 # Problems to generate responses to.
 
 UNGRADED = "jzero.tasks.math_problems:leave_ungraded"
+SPLIT_SETTING = "--split, task.data"  # in messages
 NOT_GRADED = "not graded"  # the reason of such a grade
 
 
@@ -299,10 +301,9 @@ def split_problems(task: TaskConfig, split: str, *, with_gold: bool) -> list[Pro
     problems = []
     for source in row_loader.selection_of(task).train:
         source = replace(source, split=split, limit=0)
-        dataset = row_loader.open_rows(source, split, "--split, task.data")
+        dataset = row_loader.open_rows(source, split, SPLIT_SETTING)
         if with_gold:
             rows = _read_rows(reading, dataset, source)
-            rows = [row for row in rows if grades_itself(row.answer, task.verifier)]
         else:
             rows = problem_sets.read_rows_without_answers(
                 dataset, source.problem, source.path, reading.prompt_column
@@ -313,7 +314,9 @@ def split_problems(task: TaskConfig, split: str, *, with_gold: bool) -> list[Pro
                 row._replace(answer=answer, columns=values)
                 for row, answer, values in zip(rows, answers, columns, strict=True)
             ]
-        for row in rows:
+        for row in row_loader.placed_rows(rows, source, split, SPLIT_SETTING):
+            if row is None or (with_gold and not grades_itself(row.answer, task.verifier)):
+                continue
             grader = task.name if with_gold else UNGRADED
             id = f"{task.name}/{split}/{len(problems)}"
             problems.append(to_problem(task, grader, id, row))

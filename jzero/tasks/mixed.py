@@ -192,8 +192,8 @@ def check(task: TaskConfig) -> None:
             )
     if task.tools.names:
         raise UserError(
-            f"task.tools.names={','.join(task.tools.names)}: task.name={NAME} has no tools, leave "
-            "them out"
+            f"task.tools.names={','.join(task.tools.names)}: task.name={NAME} has no tools: "
+            "remove them"
         )
     for name, own in all_settings(task).items():
         own_rows(name, own, Rows())
@@ -225,7 +225,7 @@ def _read(
     dataset: datasets.Dataset,
     source: Rows,
     is_held_out: bool,
-) -> list[AskedRow]:
+) -> list[AskedRow | None]:
     return read_rows(task, dataset, source, is_held_out=is_held_out)
 
 
@@ -268,8 +268,8 @@ def read_rows(
     source: Rows,
     *,
     is_held_out: bool,
-) -> list[AskedRow]:
-    """Returns the usable rows of a data set, in their order. `source` names its path and columns.
+) -> list[AskedRow | None]:
+    """Returns the rows of a data set, None for unusable ones. `source` names its path and columns.
 
     Raises:
         UserError: a row does not name one of the tasks, or is invalid for its task.
@@ -293,7 +293,7 @@ def read_rows(
         places[name].append(number)
 
     # Each task reads all of its rows in one call. Then the rows return to the data set's order.
-    rows: dict[int, AskedRow] = {}
+    rows: list[AskedRow | None] = [None] * len(dataset)
     for name, numbers in places.items():
         if not numbers:
             continue
@@ -305,7 +305,7 @@ def read_rows(
         for number, row in zip(numbers, asked, strict=True):
             if row is not None:
                 rows[number] = row._replace(problem=replace(row.problem, row_task=name))
-    return [rows[number] for number in sorted(rows)]
+    return rows
 
 
 def own_rows(name: str, own: TaskConfig, source: Rows) -> Rows:
@@ -346,14 +346,18 @@ def train_problems(task: TaskConfig, seed: int, step: int, count: int) -> list[P
     weights = row_loader.selection_of(task).weights
     rows = problem_sets.stream(load_sets(task).train, weights, seed)
     indices = problem_sets.step_indices(step, count, num_train_problems(task), task, weights)
-    return [replace(rows[index].problem, id=f"{NAME}/train/{index}") for index in indices]
+    return [_problem(rows[index], f"{NAME}/train/{index}") for index in indices]
 
 
 def eval_problems(task: TaskConfig, count: int) -> list[Problem]:
     """Returns at most `count` held-out problems, the same in every run."""
     held_out = load_sets(task).held_out
     places = row_loader.draw_held_out(count, len(held_out))
-    return [replace(held_out[place].problem, id=f"{NAME}/eval/{place}") for place in places]
+    return [_problem(held_out[place], f"{NAME}/eval/{place}") for place in places]
+
+
+def _problem(row: AskedRow, id: str) -> Problem:
+    return problem_sets.placed(replace(row.problem, id=id), row.place)
 
 
 def num_train_problems(task: TaskConfig) -> int:

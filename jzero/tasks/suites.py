@@ -113,16 +113,25 @@ def parse_suite(spec: str) -> tuple[str, Suite]:
     return name, replace(suite, rows=rows)
 
 
+# The usual split of a suite, and the setting that names it.
+SPLIT_OF_SUITES = ("test", "eval.suites")
+
+
 def open_suite(suite: Suite) -> datasets.Dataset:
     """Returns the rows of a suite with a data set.
 
     Raises:
         UserError: the set cannot be loaded, or lacks the split.
     """
+    return row_loader.open_rows(suite_rows(suite), *SPLIT_OF_SUITES)
+
+
+def suite_rows(suite: Suite) -> Rows:
+    """Returns the rows of a suite with the split that it usually has, if the set has that split."""
     rows = suite.rows
     if not rows.split and suite.usual_split in problem_sets.load(rows.path):
         rows = replace(rows, split=suite.usual_split)
-    return row_loader.open_rows(rows, "test", "eval.suites")
+    return rows
 
 
 def check_suites(specs: Sequence[str]) -> None:
@@ -161,7 +170,12 @@ def load_suite(spec: str, task: TaskConfig, limit: int, seed: int) -> tuple[str,
     # A user-defined suite may name the task of each row, as the training data of mixed tasks does.
     if name not in SUITES and mixed.has_row_tasks(run_task, dataset):
         rows = mixed.read_rows(run_task, dataset, suite.rows, is_held_out=True)
-        problems = [replace(row.problem, id=f"{name}/{i}") for i, row in enumerate(rows)]
+        rows = row_loader.placed_rows(rows, suite_rows(suite), *SPLIT_OF_SUITES)
+        usable = [row for row in rows if row is not None]
+        problems = [
+            problem_sets.placed(replace(row.problem, id=f"{name}/{i}"), row.place)
+            for i, row in enumerate(usable)
+        ]
     elif suite.kind == "countdown":
         problems = [
             countdown.to_problem(puzzle, countdown_template, f"{name}/{i}")
@@ -185,6 +199,12 @@ def load_suite(spec: str, task: TaskConfig, limit: int, seed: int) -> tuple[str,
         problems = [
             math_problems.to_problem(task, suite.kind, f"{name}/{i}", row)
             for i, row in enumerate(rows)
+        ]
+    numbers = row_loader.row_numbers(suite_rows(suite), *SPLIT_OF_SUITES)
+    if len(problems) == len(numbers):
+        problems = [
+            problem_sets.placed(problem, problem_sets.Place(suite.rows.path, number))
+            for problem, number in zip(problems, numbers, strict=True)
         ]
     return name, problems[:limit] if limit else problems
 

@@ -286,7 +286,7 @@ def check_task_settings(task: TaskConfig, max_turns: int) -> None:
     _check_questions(task, found, template)
     if task.system_prompt and not template.chat:
         raise UserError(
-            f"task.system_prompt={task.system_prompt!r} has no place in task.template="
+            f"task.system_prompt={task.system_prompt!r} is not used by task.template="
             f"{task.template}: set task.template=chat, or task.system_prompt="
         )
     if found.options is not None:
@@ -390,7 +390,7 @@ def _check_tools(task: TaskConfig, template: PromptTemplate, max_turns: int) -> 
             "tool: set task.turn_reward=score"
         )
     if not template.chat and template.reply is None:
-        raise UserError(f"{what} has no place in template {task.template}: set task.template=chat")
+        raise UserError(f"task.template={task.template} cannot show {what}: set task.template=chat")
     # The text of plain, for models from scratch, or of a user's template may list the tools itself.
     shows_tools = template.chat or task.template == "plain" or is_own_template(task.template)
     if not shows_tools:

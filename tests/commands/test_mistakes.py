@@ -210,7 +210,7 @@ VALUES = [
     ("--environment=shop.py:Shp", "shop.py:Shp is not a module:Class .*no Shp; there are Shop"),
     ("--environment=shop.py:Shop", "Shop"),
     ("--machine=v9", "--machine=v9: there are v5e-1, v5e-8"),
-    ("--minutes=-1", "train.minutes=-1.0 must be at least 0"),
+    ("--minutes=-1", "^minutes=-1.0 must be at least 0"),
     ("--config.rollout.max_prompt_tokens=8", "rollout.max_prompt_tokens=8: every prompt .* set"),
     ("--config.rollout.max_new_tokens=5000", "max_new_tokens=5000 .*=1024: set rollout.max"),
     ("--config.model.adapter.rank=9999", "model.adapter.rank=9999"),

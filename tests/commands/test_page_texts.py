@@ -26,7 +26,12 @@ def draw(workdir: Path) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def write_run(workdir: Path, metrics: list[dict[str, float]], gold: object = "72") -> Path:
+def write_run(
+    workdir: Path,
+    metrics: list[dict[str, float]],
+    gold: object = "72",
+    columns: dict[str, Any] | None = None,
+) -> Path:
     workdir.mkdir()
     (workdir / "config.json").write_text('{"train": {"steps": 2}}')
     writer = MetricsWriter(workdir, None)
@@ -34,6 +39,7 @@ def write_run(workdir: Path, metrics: list[dict[str, float]], gold: object = "72
         row = {"id": "p/1", "sample": 0, "prompt": f"Think.\n{QUESTION}", "response": "72"}
         row |= {"gold": gold, "score": 1.0, "advantage": 0.0, "tokens": 3, "group": 0}
         row |= {"reason": "correct", "correct": True, "finish": "stop"}
+        row |= columns or {}
         row |= {"rewards": {"/home/me/rewards/my.py:short": 0.5}}
         writer.write_samples(step, [row])
         writer.write(step, {"rollout/tokens": 10, "time/step": 3, **values})
@@ -84,6 +90,26 @@ def test_the_gold_does_not_repeat_the_prompt(gold: object, shown: str, tmp_path:
 
     assert shown in bold
     assert not any(QUESTION in text for text in bold)
+
+
+@pytest.mark.parametrize(
+    ("columns", "shown"),
+    [
+        ({"row": 17, "data": "/home/me/sets/gsm8k.jsonl"}, "17 of sets/gsm8k.jsonl"),
+        ({"row": 0, "data": "openai/gsm8k"}, "0 of openai/gsm8k"),
+        ({"row": 3}, "3"),
+        ({"row": {"a": 1}, "data": "x"}, None),  # written by another program
+        ({}, None),
+    ],
+)
+def test_the_row_of_the_data_set_is_shown(
+    columns: dict[str, Any], shown: str | None, tmp_path: Path
+) -> None:
+    bold = draw(write_run(tmp_path / "run", [{"reward/mean": 1.0}], columns=columns))["bold"]
+
+    assert (shown in bold) == (shown is not None)
+    assert "p/1" in bold
+    assert bold.count("72") == 1  # the gold
 
 
 def test_a_reward_function_has_one_name(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """A slip of the hand in a flag of any command: one line, at once, with the flag that was meant."""
 
+import os
 import pkgutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,7 @@ from jzero.errors import UserError, slips
 from jzero.model import huggingface
 from jzero.tasks.suites import SUITES
 
+ROOT = Path(__file__).resolve().parents[2]
 MOST_SECONDS = 1.0  # of the processor, for a command line with a mistake
 
 
@@ -76,6 +79,46 @@ def test_a_slip_in_a_command_proposes_the_command() -> None:
             assert command in slips(wrong, COMMANDS)
 
 
+# Processes that find each other by themselves: under SLURM, Open MPI and on a Cloud TPU slice.
+CLUSTERS = {
+    "slurm": {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"},
+    "open-mpi": {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_MCA_orte_hnp_uri": "1.0;tcp://127.0.0.1:1"},
+    "tpu": {"TPU_WORKER_HOSTNAMES": "127.0.0.1,127.0.0.2", "TPU_SKIP_MDS_QUERY": "1"},
+}
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-m", "jzero", "train", "--modle=x", "--data=y"],
+        ["-m", "jzero", "train", "countdown:tiny", "--config.train.stpes=3"],
+        ["-m", "jzero", "evaluate", "--modle=x"],
+        ["-m", "jzero.main", "--config=configs/countdown.py:tiny", "--config.train.steps=x"],
+    ],
+    ids=" ".join,
+)
+def test_every_host_reports_a_mistake_before_the_hosts_join(
+    cluster: str, arguments: list[str]
+) -> None:
+    hosts = []
+    for host in ("0", "1"):
+        numbers = {"SLURM_PROCID": host, "SLURM_LOCALID": "0", "OMPI_COMM_WORLD_RANK": host}
+        variables = os.environ | CLUSTERS[cluster] | numbers | {"TPU_WORKER_ID": host}
+        command = [sys.executable, *arguments]
+        hosts.append(
+            subprocess.Popen(
+                command, env=variables, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+        )
+    for process in hosts:
+        out, error = process.communicate(timeout=60)
+        assert process.returncode == 2
+        assert not out
+        assert error.startswith(b"error: ")
+        assert error.count(b"\n") == 1
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_mistake_in_a_flag_takes_less_than_a_second(command: str) -> None:
     program = (
@@ -106,6 +149,8 @@ def test_a_mistake_in_a_flag_takes_less_than_a_second(command: str) -> None:
         (["export", "--config.train.steps=2"], "--config.train.steps=2: unknown flag; "),
         (["plan", "--confgi=x"], "--confgi=x: did you mean --config=x?"),
         (["compare", "A", "B", "--num_proceses=2"], "did you mean --num_processes=2?"),
+        (["export", "-x"], "-x: unknown flag; "),
+        (["export", "-out=x"], "-out=x: did you mean --out=x?"),
         (["grade", "--config.train.steps=2"], "--config.train.steps=2: unknown flag; "),
     ],
 )

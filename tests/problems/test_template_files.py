@@ -168,7 +168,7 @@ def test_a_system_prompt_without_a_place_is_a_mistake(tmp_path: Path) -> None:
     path = template_file(tmp_path, "{question}")
     task = config.TaskConfig(name="math", template=path, system_prompt="Be brief.")
 
-    with pytest.raises(UserError, match=r"task.system_prompt='Be brief.' has no place in"):
+    with pytest.raises(UserError, match=r"task.system_prompt='Be brief.' is not used by"):
         check_problem(task)
 
 

@@ -201,7 +201,7 @@ def test_an_option_without_items_empties_a_tuple(data: Path) -> None:
         (("code.template",), "gives no value"),
         (("template=no",), "is not an option of this task: use column=str, tasks=str"),
         (("code.template=r1",), "task.template='r1' is not one of.*of the rows of code"),
-        (("math.system_prompt=Hi",), "has no place in task.template=no.*of the rows of math"),
+        (("math.system_prompt=Hi",), "is not used by task.template=no.*of the rows of math"),
         (("code.options=reward=most",), "use one of fraction, all.*of the rows of code"),
         (("tasks=gsm8k,code", "gsm8k.template=no"), "task.name=gsm8k has no replies"),
     ],
