@@ -121,3 +121,74 @@ def test_the_exported_model_is_of_the_new_family(folder: Path) -> None:
 
     assert exported["model_type"] == "my_qwen"
     assert exported["architectures"] == ["MyQwenForCausalLM"]
+
+
+# -- A setting -------------------------------------------------------------------------------------
+
+# The one place that a new setting needs: its field, with a bound and its help.
+NEW_SETTING = '''
+    new_number: int = Field(default=3, ge=1, le=9)
+    """What the new setting does."""
+'''
+WITH_SETTING = """
+import linecache
+import sys
+from importlib.machinery import SourceFileLoader
+
+read = SourceFileLoader.get_data
+
+
+def get_data(self, path):
+    data = read(self, path)
+    if path.endswith("jzero/config/schema.py"):
+        start = b"class EvalConfig:"
+        assert data.count(start) == 1
+        head, tail = data.split(start)
+        first = tail.index(b"    problems: int")
+        data = head + start + tail[:first] + FIELD.encode().lstrip(b"\\n") + tail[first:]
+        # pydantic reads the help of a field from the source.
+        lines = data.decode().splitlines(keepends=True)
+        linecache.cache[path] = (len(data), None, lines, path)
+    return data
+
+
+SourceFileLoader.get_data = get_data
+sys.path.insert(0, "docs")
+"""
+USES_OF_A_SETTING = """
+import contextlib
+import io
+import reference
+from jzero import config, main
+from jzero.config.describe import describe
+
+name, recipe = "eval.new_number", "--config=configs/countdown.py:tiny"
+assert main.parse([recipe]).settings.eval.new_number == 3
+settings = main.parse([recipe, f"--config.{name}=5"]).settings
+assert settings.eval.new_number == 5
+assert config.from_json(config.to_json(settings), "config.json") == settings
+assert "What the new setting does." in describe(name) and "at most 9" in describe(name)
+assert "new_number" in reference.settings_page()
+mistakes = {
+    f"--config.{name}=10": "eval.new_number=10 must be at most 9",
+    f"--config.{name}=x": "eval.new_number=x must be a whole number",
+    "--config.eval.new_numbr=5": "did you mean eval.new_number?",
+    "--new_number=5": "write --config.eval.new_number=5",
+}
+for flag, message in mistakes.items():
+    with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.suppress(SystemExit):
+        main.parse([recipe, flag])
+    assert message in said.getvalue(), said.getvalue()
+"""
+
+
+def test_a_setting_is_added_in_one_place(tmp_path: Path, environment: dict[str, str]) -> None:
+    script = f"FIELD = {NEW_SETTING!r}\n{WITH_SETTING}{USES_OF_A_SETTING}"
+    done = subprocess.run(
+        [sys.executable, "-X", f"pycache_prefix={tmp_path}", "-c", script],
+        cwd=ROOT,
+        env=environment | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
