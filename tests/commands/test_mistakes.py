@@ -117,7 +117,8 @@ FLAGS = [
     ("--config.zzz=1", "there is no setting zzz; --help lists all"),
     ("--config.train.zzz=1", "there is no setting train.zzz; --help train lists all"),
     ("--config.algorithm.surrogate.zzz=1", "--help algorithm.surrogate lists all"),
-    ("--config.model.arch.head_dim=1", "--help model.arch lists all"),
+    ("--config.model.arch.head_dmi=1", "did you mean model.arch.head_dim?"),
+    ("--config.model.arch.zzz=1", "--help model.arch lists all"),
     ("--config.rollout=1", "rollout is a section: write --config.rollout.NAME=VALUE"),
     # Values.
     ("--config.rollout.group_size=many", "rollout.group_size=many must be a whole number"),

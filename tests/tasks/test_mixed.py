@@ -126,7 +126,11 @@ def test_a_file_of_such_rows_is_a_suite_with_the_same_problems(data: Path) -> No
     name, problems = suites.load_suite(f"mine={data / 'test.jsonl'}", task, 3, 0)
     own = find_task("mixed").eval_problems(task, 10)[:3]
     assert name == "mine"
-    assert problems == [replace(problem, id=f"mine/{i}") for i, problem in enumerate(own)]
+    # The suite names the file, and the run the folder.
+    file = str(data / "test.jsonl")
+    assert problems == [
+        replace(problem, id=f"mine/{i}", data=file) for i, problem in enumerate(own)
+    ]
 
 
 def test_questions_of_a_suite_have_the_settings_of_mathematics(tmp_path: Path) -> None:
