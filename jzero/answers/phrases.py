@@ -5,6 +5,7 @@ choice and the value after it, and `number_of_sentence` reads the only number of
 that change a number into another answer (not 5, more than 5, 5 or 6, half of 5) are never dropped.
 """
 
+import itertools
 import re
 from typing import NamedTuple
 
@@ -157,7 +158,8 @@ _NOUN_OF_KIND = re.compile(
     r"|bonds?|motion|law|process"
     r"|mutation|selection|test|model|type|kind)\Z"
 )
-_FIRST_ARTICLE = re.compile(r"\A\s*(?:An?|The)\s")
+# In "A, B, D" and "a, b" the letter is a member of a list.
+_FIRST_ARTICLE = re.compile(r"\A\s*(?:An?|The)\s+(?=[A-Za-z]{2})")
 _PUNCTUATION = re.compile(r"[,.;:](?=\s|\Z)")
 _WORD = re.compile(r"[A-Za-z']+")
 _POINT = re.compile(r"([A-Z](?:_\{?[0-9]\}?)?'?)\s*(\([^(),]+(?:,[^(),]+)+\))")
@@ -313,9 +315,10 @@ def same_prose(text: str, other: str) -> bool:
         # The A of hepatitis A is no article.
         spoken = _FIRST_ARTICLE.sub("", _PUNCTUATION.sub(" ", written)).split()
         words_of_text: list[str] = []
-        for word in spoken:
+        for word, following in itertools.zip_longest(spoken, spoken[1:], fillvalue=""):
             is_unit_symbol = bool(words_of_text) and words_of_text[-1][-1:].isdigit()
-            if word not in ("a", "an", "the"):
+            is_article = word in ("a", "an", "the") and len(following) > 1
+            if not is_article:
                 words_of_text.append(word if is_unit_symbol else folded(word))
         words_of_texts.append(words_of_text)
     return len(words_of_texts[0]) > 1 and words_of_texts[0] == words_of_texts[1]

@@ -172,6 +172,15 @@ FORMS = {
         \text{a circle of radius 3 centered at the origin} == x^2+y^2=9
         \text{a circle of radius 9 centered at the origin} != x^2+y^2=9
     """,
+    "lists of letters": r"""
+        A, B, D != B, D
+        B, D != A, B, D
+        a, b, c != b, c
+        A, C != C
+        A, B, D == D, A, B
+        A, B, D == \text{A, B, D}
+        \text{a large sphere} == \text{the large sphere}
+    """,
     "sets and functions in words": r"""
         \text{all positive even integers} == \{2,4,6,\ldots\}
         \text{all positive odd integers} != \{2,4,6,\ldots\}
