@@ -444,12 +444,13 @@ def show_faults(clean: Runs, names: Sequence[str], folder: Path, number: int) ->
     faults = {name: FAULTS[name] for name in names}
     cases = with_needs([fault.case for fault in faults.values()])
     are_seen: list[bool] = []
-    print(f"{'fault':34}{'case':16}{'seen':6}first difference")
+    counts = f"{'differ':>8}{'samples':>9}{'weights':>9}"
+    print(f"{'fault':26}{'case':16}{'seen':5}{counts}  first difference")
 
     def work(name: str, thread: int) -> None:
         programs = folder / f"programs-{thread}"
         if failure := clean.run(name, programs):
-            raise SystemExit(f"error: case {name} without a fault: {failure}")
+            raise RuntimeError(f"case {name} without a fault: {failure}")
         for title, fault in faults.items():
             if fault.case != name:
                 continue
@@ -466,11 +467,13 @@ def show_faults(clean: Runs, names: Sequence[str], folder: Path, number: int) ->
                     faulty.workdir(needed).symlink_to(clean.workdir(needed))
             failure = faulty.run(name, programs)
             comparison = compare(clean.workdir(name), faulty.workdir(name))
-            are_seen.append(comparison.has_differences)
-            first = [*comparison.differ, failure, f"{comparison.other_samples} samples"]
-            shown = next(text for text in first if text)
-            seen = "yes" if comparison.has_differences else "no"
-            print(f"{title:34}{name:16}{seen:6}{shown[:100]}", flush=True)
+            # A run that ends before its first step would differ in everything.
+            are_seen.append(comparison.has_differences and comparison.numbers > 0)
+            seen = "yes" if are_seen[-1] else "no"
+            counts = f"{len(comparison.differ):>8}{comparison.other_samples:>9}"
+            counts += f"{comparison.other_weights:>9}"
+            first = next(iter([*comparison.differ, failure]))
+            print(f"{title:26}{name:16}{seen:5}{counts}  {first[:100]}", flush=True)
 
     at_once(cases, number, work)
     return all(are_seen) and len(are_seen) == len(faults)

@@ -86,8 +86,8 @@ def differs_from(case: str) -> Event:
 
 
 def second_host(workdir: Path) -> float:
-    """Returns the number of arrays that the second host has written into checkpoints."""
-    return float(len(list(workdir.glob("checkpoints/*/host*1*"))))
+    """Returns the number of checkpoints that have a part of the second host."""
+    return float(len(list(workdir.glob("checkpoints/*/params/ocdbt.process_1"))))
 
 
 def folder_of(case: str) -> str:

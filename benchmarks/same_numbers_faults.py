@@ -23,8 +23,9 @@ FAULTS = {
     "KV kept across versions": Fault(
         "asynchronous",
         "jzero/decoder/scheduler.py",
-        "engine, self.params, self.state, returning,",
-        "engine, vars(engine).setdefault('kept', self.params), self.state, returning,",
+        "            params=self.params,\n",
+        "            params=vars(self.engine).setdefault('kept', self.params)"
+        " if batch.rows[0].group[0].num_new else self.params,\n",
     ),
     "key unchanged": Fault(
         "countdown",
