@@ -2,7 +2,7 @@
 
 Fixtures for tests that compile programs:
   quick_compilation  switches XLA's optimizations off while a test runs, and compiles each program
-                     once for the whole test worker
+                     once for the whole machine
   quick_runs         the same, by the name that tests of whole runs use
   quickly            the same as a context, for fixtures of a module
   programs           the directory in which the worker keeps the compiled programs
@@ -51,6 +51,8 @@ import jax
 import jaxtyping
 import pytest
 import skips
+import tiers
+from compiled_programs import common_directory, link_programs, open_directory
 from jax.experimental.compilation_cache import compilation_cache
 
 # Modules of pure array functions. Beartype checks their jaxtyping annotations in every call that a
@@ -74,13 +76,10 @@ jax.config.update("jax_num_cpu_devices", 8)
 hypothesis.settings.register_profile("without deadline", deadline=None)
 hypothesis.settings.load_profile("without deadline")
 
-TESTS = Path(__file__).resolve().parent
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--thorough", action="store_true", help="run the tests marked thorough, too")
-    parser.addoption("--all", action="store_true", help="run the tests marked slow or thorough")
     parser.addoption(
         "--all-tries",
         action="store_true",
@@ -88,6 +87,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--network", action="store_true", help="run the tests marked network")
     skips.add_options(parser)
+    tiers.add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -96,6 +96,7 @@ def pytest_configure(config: pytest.Config) -> None:
     is_worker = hasattr(config, "workerinput")
     if config.getoption("--strict-skips") and not is_worker:
         config.pluginmanager.register(skips.StrictSkips(config.getoption("--without")))
+    tiers.register(config)
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
@@ -112,25 +113,9 @@ def default_backend() -> str:
         return "a machine without one"
 
 
-def outside_default_suite(item: pytest.Item) -> pytest.MarkDecorator | None:
-    """Returns the mark that quick_cases and thorough_cases give a case of a parametrized test."""
-    quick, thorough = map(item.get_closest_marker, ("quick_cases", "thorough_cases"))
-    if quick is None and thorough is None:
-        return None
-    case = item.callspec.id
-    if quick is not None and case in quick.args:
-        return None
-    is_thorough = thorough is None or case in thorough.args
-    return pytest.mark.thorough if is_thorough else pytest.mark.slow
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skips the tests whose mark asks for something that this session does not have."""
     missing = {}
-    if not config.getoption("--all"):
-        missing["slow"] = "slow: run with --all"
-        if not config.getoption("--thorough"):
-            missing["thorough"] = "thorough: run with --thorough"
     if not config.getoption("--network"):
         missing["network"] = "downloads: run with --network"
     if importlib.util.find_spec("torch") is None:
@@ -140,8 +125,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if is_asked_for and default_backend() != backend:
             missing[backend] = f"needs a {backend.upper()}, this is {default_backend()}"
     for item in items:
-        if mark_of_case := outside_default_suite(item):
-            item.add_marker(mark_of_case)
         for mark, reason in missing.items():
             if item.get_closest_marker(mark):
                 item.add_marker(pytest.mark.skip(reason=reason))
@@ -161,29 +144,25 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def is_of_tests(function: object) -> bool:
-    """Returns whether a function is defined in the folder of the tests."""
-    module = sys.modules.get(getattr(function, "__module__", None) or "")
-    path = getattr(module, "__file__", None)
-    return path is not None and TESTS in Path(path).parents
-
-
 @pytest.fixture
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jzero.http.FIRST_PAUSE", 0.01)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def forget_compiled_programs(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Frees the programs of a test module once it has run.
+def forget_compiled_programs(request: pytest.FixtureRequest, programs: str) -> Iterator[None]:
+    """Frees the programs of a test module once it has run, and shares their files.
 
     JAX keeps every program that it compiled: without this a worker grows to several GiB. What
     cached functions of the module, or of a module of helpers beside it, returned holds programs,
     too.
     """
+    common, own = common_directory(), Path(programs)
+    link_programs(common, own, checked=True)
     yield
+    link_programs(own, common, checked=False)
     for value in vars(request.module).values():
-        if hasattr(value, "cache_clear") and is_of_tests(value):
+        if hasattr(value, "cache_clear") and tiers.is_of_tests(value):
             value.cache_clear()
     jax.clear_caches()
     with warnings.catch_warnings():
@@ -199,14 +178,15 @@ def forget_compiled_programs(request: pytest.FixtureRequest) -> Iterator[None]:
 def programs(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Returns the directory in which this worker keeps compiled programs.
 
-    Workers do not share one, because JAX does not write the files of its cache atomically.
+    It has links to those that other workers and earlier sessions compiled on this machine.
     """
+    open_directory(common_directory())
     return str(tmp_path_factory.mktemp("programs"))
 
 
 @contextlib.contextmanager
 def compiling_quickly(programs: str) -> Iterator[None]:
-    """Switches XLA's optimizations off, and compiles each program once for the whole worker.
+    """Switches XLA's optimizations off, and compiles each program once on the machine.
 
     For programs that compile for longer than they run, however many tests build them anew.
     programs: the directory that keeps them.

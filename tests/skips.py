@@ -17,6 +17,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
+import tiers
 
 STARTED = time.monotonic()  # of this worker
 TIME_IS_OVER = "thorough: the time for these tests is over"
@@ -39,7 +40,6 @@ class AllowedSkip(NamedTuple):
 
 
 ALLOWED_SKIPS = [
-    AllowedSkip("slow: run with --all", "whole recipes take up to an hour"),
     AllowedSkip(TIME_IS_OVER, "on a slow machine `.ci/run` has to end, too; it says how many"),
     AllowedSkip("downloads: run with --network", "the tests run without a network"),
     AllowedSkip("needs a (TPU|GPU), this is .*", "the machine has no such device"),
@@ -142,7 +142,7 @@ def skip_late(item: pytest.Item) -> None:
     """Skips a thorough test that would begin after --thorough-minutes."""
     minutes = (time.monotonic() - STARTED) / 60
     is_late = minutes > item.config.getoption("--thorough-minutes")
-    if is_late and item.get_closest_marker("thorough"):
+    if is_late and tiers.is_of_later_tier(item):
         pytest.skip(TIME_IS_OVER)
 
 

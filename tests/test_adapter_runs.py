@@ -48,7 +48,6 @@ def leaf_names(workdir: Path, step: int) -> set[str]:
 # -- whole runs ------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow  # three runs of PPO; the case of an 8-bit base is thorough
 @whole_runs
 def test_a_run_with_an_adapter_resumes_to_the_same_numbers(tmp_path: Path) -> None:
     """The critic is one more adapter, and the reference is an adapter of an earlier step."""
@@ -122,7 +121,6 @@ def assert_close(found: jax.Array, expected: jax.Array) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.slow
 @whole_runs
 def test_a_run_on_an_int8_base_resumes_and_exports_the_original_weights(tmp_path: Path) -> None:
     """The warm start's weights are stored before they are quantized, and read to resume."""
@@ -166,7 +164,6 @@ def test_a_run_on_an_int8_base_resumes_and_exports_the_original_weights(tmp_path
         rl.train(config, whole)
 
 
-@pytest.mark.thorough
 @whole_runs
 def test_devices_of_their_own_decode_while_others_train(tmp_path: Path) -> None:
     """The decoder has a copy of the base, and gets a new adapter after every step."""
@@ -186,7 +183,6 @@ def test_devices_of_their_own_decode_while_others_train(tmp_path: Path) -> None:
     assert published < 0.2 * (tmp_path / "base/model.safetensors").stat().st_size
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("base", "dropout"), [("native", 0.1), ("int8", 0.0)])
 @whole_runs
 def test_fine_tuning_an_adapter_learns_and_resumes(

@@ -43,7 +43,6 @@ def teacher(
         return str(rl.train(config, workdir / "run")["export"])
 
 
-@pytest.mark.slow
 def test_a_student_comes_nearer_to_its_teacher(teacher: str, tmp_path: Path) -> None:
     """And its card and its report say that it was distilled, and from whom."""
     config = distillation_run(20, teachers.Model(path=teacher))
@@ -71,7 +70,6 @@ def test_a_student_comes_nearer_to_its_teacher(teacher: str, tmp_path: Path) -> 
     assert page["training"] == "on-policy distillation, teacher: export-1"
 
 
-@pytest.mark.thorough
 def test_a_run_with_its_first_policy_as_teacher_resumes_to_the_same_numbers(
     tmp_path: Path,
 ) -> None:
@@ -96,7 +94,6 @@ def test_a_run_with_its_first_policy_as_teacher_resumes_to_the_same_numbers(
     assert exported_weights(tmp_path / "resumed", 4) == exported_weights(tmp_path / "whole", 4)
 
 
-@pytest.mark.slow
 def test_the_recipe_runs_from_the_export_of_countdown(teacher: str, tmp_path: Path) -> None:
     from configs import distill as recipe
 

@@ -4,10 +4,8 @@ An HTML comment above a block states how the block is tested:
 
     runs            run here as it stands
     small           run here; each training command gets the settings of the tests' small runs
-    tiny model      run here with `pytest --thorough`, with a tiny model instead of one of the hub
-    thorough        the same, with `pytest --thorough`
-    runs thorough   run here as it stands, with `pytest --thorough`
-    slow            run here as it stands, with `pytest --all`
+    tiny model      run here with a tiny model instead of one of the hub
+    slow            run here as it stands, in minutes
     test command    the command that .ci/run executes
     tested: FILE    run by that test file
     needs: REASON   not run: it needs hardware, a server or a download
@@ -86,10 +84,8 @@ def test_every_block_says_how_it_is_tested(block: Block) -> None:
 
     assert kind in (
         "runs",
-        "runs thorough",
         "small",
         "tiny model",
-        "thorough",
         "slow",
         "test command",
         "needs",
@@ -165,24 +161,12 @@ def run(text: str, environment: dict[str, str], directory: Path) -> str:
     return done.stdout
 
 
-def whole_blocks() -> list[object]:
-    """Returns the blocks that run as they stand within seconds, as parameters of a test."""
-    blocks = marked("runs thorough")
-    return [*marked("runs"), *[pytest.param(block, marks=pytest.mark.thorough) for block in blocks]]
-
-
-@pytest.mark.parametrize("block", whole_blocks(), ids=block_name)
+@pytest.mark.parametrize("block", marked("runs"), ids=block_name)
 def test_it_runs(block: Block, environment: dict[str, str], tmp_path: Path) -> None:
     run(block.text, environment, tmp_path)
 
 
-def small_blocks() -> list[object]:
-    """Returns the blocks that run with small settings, as parameters of a test."""
-    thorough = [pytest.param(block, marks=pytest.mark.thorough) for block in marked("thorough")]
-    return [*marked("small"), *thorough]
-
-
-@pytest.mark.parametrize("block", small_blocks(), ids=block_name)
+@pytest.mark.parametrize("block", marked("small"), ids=block_name)
 def test_it_runs_small(block: Block, environment: dict[str, str], tmp_path: Path) -> None:
     settings_of_tests = RUN[1:]  # the first flag is the recipe, which the page gives itself
     changes = ["train.steps=2", "warm_start.steps=2", "eval.every=0"]
@@ -202,7 +186,6 @@ HUB_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 SMALL_SIZES = {"rollout.max_new_tokens": 8, "rollout.num_prompts": 2, "rollout.group_size": 2}
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("block", marked("tiny model"), ids=block_name)
 def test_it_runs_with_a_tiny_model(
     block: Block, environment: dict[str, str], tmp_path: Path
@@ -220,7 +203,6 @@ def test_it_runs_with_a_tiny_model(
     assert "no difference is shown: " in out  # of so few problems
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("block", marked("slow"), ids=block_name)
 def test_it_runs_for_minutes(block: Block, environment: dict[str, str], tmp_path: Path) -> None:
     if ".venv" in block.text:

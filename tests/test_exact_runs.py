@@ -74,7 +74,6 @@ def countdown(model_type: str, dtype: str, microbatch_tokens: int, mesh: MeshCon
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_type", "dtype", "microbatch_tokens", "mesh"),
     [

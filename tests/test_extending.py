@@ -66,7 +66,6 @@ def test_every_python_block_of_the_page_is_a_file() -> None:
     assert len(names) == 10
 
 
-@pytest.mark.thorough
 def test_a_run_uses_the_reward_of_the_page_and_trains(folder: Path) -> None:
     rows = read_jsonl(folder / "runs/game/metrics.jsonl")
 
@@ -76,7 +75,6 @@ def test_a_run_uses_the_reward_of_the_page_and_trains(folder: Path) -> None:
     assert max(row["optimizer/grad_norm"] for row in rows) > 0
 
 
-@pytest.mark.thorough
 def test_a_run_calls_the_callback_of_the_page(folder: Path) -> None:
     lines = (folder / "runs/game/rewards.txt").read_text().splitlines()
     assert [line.split()[0] for line in lines] == ["1", "2", "3"]
@@ -102,7 +100,6 @@ def test_episodes_have_the_prompt_and_the_replies_of_the_page(folder: Path) -> N
     assert max(len(episode["turns"]) for episode in episodes) == 3
 
 
-@pytest.mark.slow  # the options of the first command are those of the thorough tests
 def test_an_option_on_the_command_line_reaches_the_task(
     folder: Path, environment: dict[str, str]
 ) -> None:

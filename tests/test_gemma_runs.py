@@ -86,7 +86,6 @@ RUNS = {
 
 
 # An int8 base has an adapter, too; episodes of several turns are those of the asynchronous run.
-@pytest.mark.thorough_cases("int8 base", "context parallel", "exact", "gemma2")
 @pytest.mark.usefixtures("quick_runs")
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_with_windows(name: str, tmp_path: Path) -> None:

@@ -93,7 +93,6 @@ def test_the_decoder_reads_the_base_and_the_factors_unmerged(base: Path, adapter
     assert adapters.scale_of(whole) == 3.0 / 2
 
 
-@pytest.mark.thorough  # three evaluations, of which most is compilation
 def test_evaluation_with_an_adapter_answers_as_the_merged_model_does(
     base: Path, adapter: Path, tmp_path: Path
 ) -> None:
@@ -116,7 +115,6 @@ def test_evaluation_with_an_adapter_answers_as_the_merged_model_does(
     assert summary["config"]["model"]["adapter"]["path"] == str(adapter)
 
 
-@pytest.mark.thorough  # as above
 def test_several_adapters_are_evaluated_in_one_go_as_each_alone(
     base: Path, adapter: Path, tmp_path: Path
 ) -> None:
@@ -264,7 +262,6 @@ def sft_config(data: Path, epochs: float) -> Config:
     return reference.settings(sft=settings | {"epochs": epochs}, optimizer={"lr": 3e-2})
 
 
-@pytest.mark.thorough  # two runs and a restart, of which most is compilation
 @pytest.mark.usefixtures("explicit_transfers")
 def test_fine_tuning_goes_on_from_an_exported_adapter(base: Path, tmp_path: Path) -> None:
     """The second run's first evaluation is the first run's last one, and it learns on."""
@@ -285,7 +282,6 @@ def test_fine_tuning_goes_on_from_an_exported_adapter(base: Path, tmp_path: Path
     assert [row["step"] for row in reproducible_metrics(tmp_path / "second")] == list(range(1, 13))
 
 
-@pytest.mark.thorough  # two runs of RL, of which most is compilation
 @pytest.mark.usefixtures("explicit_transfers")
 def test_the_reference_of_rl_is_the_given_adapter(
     base: Path, adapter: Path, tmp_path: Path

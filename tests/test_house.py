@@ -2,6 +2,7 @@
 called, how much an import costs, and how often a type is left open."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -430,3 +431,12 @@ def test_foreign_files_are_opened_in_one_place(path: Path) -> None:
         match node:
             case ast.Call(func=ast.Attribute(attr="read_text" | "read_bytes"), args=[]):
                 raise AssertionError(f"{path}:{node.lineno}: use jzero.files.read_text")
+
+
+def test_no_mark_says_how_long_a_test_takes() -> None:
+    """tests/times.txt does, and tests/whole_runs.py names the slow tests that run by default."""
+    mark = re.compile(r"pytest\.mark\.(thorough|slow|quick_cases|thorough_cases)\b")
+    files = sorted((ROOT / "tests").rglob("*.py"))
+    marked = [str(path) for path in files if mark.search(path.read_text(encoding="utf-8"))]
+
+    assert not marked, "remove these marks: see tests/tiers.py"

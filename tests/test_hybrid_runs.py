@@ -40,7 +40,6 @@ WITH_EXPERTS = tiny_arch(
 )
 
 
-@pytest.mark.thorough_cases("dense")  # most of it is compilation: of a run, and of two engines
 @pytest.mark.usefixtures("quick_runs")
 @pytest.mark.parametrize(
     "arch", [pytest.param(ARCH, id="dense"), pytest.param(WITH_EXPERTS, id="experts")]

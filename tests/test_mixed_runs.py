@@ -23,7 +23,7 @@ from jzero.errors import UserError
 from jzero.loops import rl
 
 # The default suite has the same turns and metrics without a policy: rollout/test_mixed_turns.py.
-pytestmark = [pytest.mark.usefixtures("quick_runs"), pytest.mark.thorough]
+pytestmark = pytest.mark.usefixtures("quick_runs")
 
 GROUP = 4
 NAMES = {"math": "math_multiturn", "code": "code"}
@@ -162,7 +162,6 @@ def metrics_of(workdir: Path) -> list[dict]:
     return [{k: v for k, v in row.items() if k != "rollout/slot_utilization"} for row in rows]
 
 
-@pytest.mark.slow
 def test_a_resumed_run_has_the_same_numbers(finished: Path, tmp_path: Path) -> None:
     data = finished.parent / "data"
     rl.train(tiny(data, train__steps=4), tmp_path / "whole")
@@ -177,7 +176,6 @@ def test_a_resumed_run_has_the_same_numbers(finished: Path, tmp_path: Path) -> N
     assert resumed.read_bytes() == weights.read_bytes()
 
 
-@pytest.mark.slow
 def test_asynchronous_rollouts_have_both_tasks_before_and_after_a_resume(
     finished: Path, tmp_path: Path
 ) -> None:
@@ -222,7 +220,6 @@ def test_a_suite_of_such_rows_is_evaluated_by_the_command(finished: Path, tmp_pa
     assert "mine/code" in evaluate.table(summary)
 
 
-@pytest.mark.slow
 def test_checkpoints_can_be_turned_off(finished: Path, tmp_path: Path) -> None:
     """A run without them has the same numbers, and leaves its export."""
     for every, expected in ((0, ["0", "2"]), (-1, [])):

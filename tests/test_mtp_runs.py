@@ -17,7 +17,6 @@ from jzero.loops import rl
 from jzero.model import huggingface, mtp
 
 
-@pytest.mark.thorough  # most of it is compilation
 @pytest.mark.usefixtures("quick_runs")
 def test_a_head_is_trained_resumed_and_exported(tmp_path: Path) -> None:
     for steps in (2, 3):

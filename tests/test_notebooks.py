@@ -132,7 +132,6 @@ def test_a_notebook_installs_what_there_is(path: Path) -> None:
     assert "github.com" not in path.read_text(encoding="utf-8")
 
 
-@pytest.mark.thorough_cases("kaggle")  # what follows the installation is the same
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_cells_run_at_tiny_settings(
     path: Path, environment: dict[str, str], tmp_path: Path

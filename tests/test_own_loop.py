@@ -86,8 +86,6 @@ def run_settings(name: str, steps: int, lr: float) -> Config:
     return config
 
 
-@pytest.mark.quick_cases("dpo")
-@pytest.mark.thorough_cases("best_of_n", "curriculum")
 @pytest.mark.parametrize("name", LOOPS)
 @pytest.mark.usefixtures("quick_runs", "explicit_transfers")
 def test_a_loop_trains(name: str, load: Load, capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,8 +149,6 @@ def slow_dpo_loss(
 
 
 @pytest.mark.usefixtures("quick_compilation")
-@pytest.mark.quick_cases("a row for a pair")
-@pytest.mark.thorough_cases("a row for an answer", "plain rows")
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_dpo_has_the_loss_and_the_gradient_of_its_formula(packing: str, load: Load) -> None:
     """Differentiated through a model that sees one answer at a time, in float64."""

@@ -106,7 +106,6 @@ def test_a_run_trains_on_the_examples_of_a_task(whole_run: FinishedRun) -> None:
     assert whole_run.evaluations["after"]["eval/loss"] < 0.7 * loss_before
 
 
-@pytest.mark.thorough
 def test_a_killed_run_resumes_to_the_same_numbers(
     whole_run: FinishedRun, environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -124,7 +123,6 @@ def test_a_killed_run_resumes_to_the_same_numbers(
     assert resumed_run.exported_weights == whole_run.exported_weights
 
 
-@pytest.mark.thorough
 def test_an_export_starts_another_run(
     whole_run: FinishedRun, environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -213,7 +211,6 @@ def test_the_last_step_of_an_epoch_is_shorter(tmp_path: Path) -> None:
     assert skipped[1]["sft/loss"] == metrics[1]["sft/loss"]
 
 
-@pytest.mark.thorough
 def test_an_epoch_sees_every_example_of_all_sets_once(tmp_path: Path) -> None:
     summary = sft.train(mixed_sets(tmp_path, epochs=2), tmp_path / "run")
 
@@ -230,7 +227,6 @@ def test_an_epoch_sees_every_example_of_all_sets_once(tmp_path: Path) -> None:
     assert exported.chat_template == CHAT_TEMPLATE
 
 
-@pytest.mark.thorough
 def test_a_run_that_is_done_is_not_done_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -244,7 +240,6 @@ def test_a_run_that_is_done_is_not_done_again(
     assert "resumed" in capsys.readouterr().out
 
 
-@pytest.mark.thorough
 def test_weights_say_how_often_examples_of_each_set_are_drawn(tmp_path: Path) -> None:
     """Three of four examples are of the second set, whose answers are shorter."""
     config = mixed_sets(tmp_path, epochs=2)
@@ -257,7 +252,6 @@ def test_weights_say_how_often_examples_of_each_set_are_drawn(tmp_path: Path) ->
     assert num_tokens < num_examples * 2.4
 
 
-@pytest.mark.slow
 def test_a_run_goes_back_to_a_chosen_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -286,7 +280,6 @@ def test_a_run_goes_back_to_a_chosen_checkpoint(
     assert "at step 10" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_the_suites_are_answered_at_every_evaluation(tmp_path: Path) -> None:
     settings = mixed_sets(tmp_path, epochs=0.4)  # 2 steps
     settings.eval.suites = ("countdown",)

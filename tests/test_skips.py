@@ -11,14 +11,19 @@ from runs import ROOT
 from skips import is_allowed
 
 CONFTEST = """
+from pathlib import Path
+
 import skips
+import tiers
 
 
 def pytest_addoption(parser):
     skips.add_options(parser)
+    tiers.add_options(parser)
 
 
 def pytest_configure(config):
+    tiers.register(config, Path(__file__).with_name("times.txt"))
     if config.getoption("--strict-skips") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(skips.StrictSkips(config.getoption("--without")))
 
@@ -43,7 +48,7 @@ def test_of_a_package():
     pytest.importorskip("no_such_package")
 
 
-@pytest.mark.skip(reason="slow: run with --all")
+@pytest.mark.skip(reason="root may write anywhere")
 def test_that_may_be_skipped():
     pass
 """
@@ -55,9 +60,13 @@ pytest.importorskip("no_such_package")
 
 
 def session(
-    folder: Path, test: str, *options: str, workers: int = 0
+    folder: Path, test: str, *options: str, times: str = "", workers: int = 0
 ) -> subprocess.CompletedProcess[str]:
-    """Runs pytest on one test module in a process of its own."""
+    """Runs pytest on one test module in a process of its own.
+
+    times: the recorded times of its tests.
+    """
+    (folder / "times.txt").write_text(times)
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "test_it.py").write_text(test)
     (folder / "test_other.py").write_text("def test_passes():\n    pass\n")
@@ -72,7 +81,6 @@ def session(
     )
 
 
-@pytest.mark.quick_cases("module")
 @pytest.mark.parametrize(
     ("test", "workers"), [(SKIPPED_TEST, 0), (SKIPPED_MODULE, 1)], ids=["test", "module"]
 )
@@ -106,25 +114,23 @@ def test_no_package_of_the_extra_dev_is_a_reason() -> None:
 
 
 THOROUGH_TEST = """
-import pytest
-
-
-@pytest.mark.thorough
-def test_of_many():
+def test_that_takes_seconds():
     assert False
 
 
-def test_of_the_default_suite():
+def test_that_is_fast():
     pass
 """
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_thorough_tests_begin_only_in_their_time(tmp_path: Path, workers: int) -> None:
+    times = "test_it.py\n  5.0 - test_that_takes_seconds\n"
+    options = ("--thorough", "--strict-skips")
     late = session(
-        tmp_path, THOROUGH_TEST, "--strict-skips", "--thorough-minutes=0", workers=workers
+        tmp_path, THOROUGH_TEST, *options, "--thorough-minutes=0", times=times, workers=workers
     )
-    in_time = session(tmp_path, THOROUGH_TEST, "--strict-skips", "--thorough-minutes=60")
+    in_time = session(tmp_path, THOROUGH_TEST, *options, "--thorough-minutes=60", times=times)
 
     assert late.returncode == pytest.ExitCode.OK, late.stdout
     assert "1 thorough tests were not run: too late" in late.stdout

@@ -51,7 +51,6 @@ def exported_weights(workdir: Path, step: int) -> bytes:
     return (workdir / f"export-{step}/model.safetensors").read_bytes()
 
 
-@pytest.mark.slow
 def test_ppo_with_a_refreshed_reference_resumes_to_the_same_numbers(tmp_path: Path) -> None:
     """The critic, both optimizers and the reference are as they were."""
     whole = tmp_path / "whole"
@@ -90,7 +89,6 @@ def test_ppo_with_a_refreshed_reference_resumes_to_the_same_numbers(tmp_path: Pa
     assert summary["export"] == str(whole / "export-4")
 
 
-@pytest.mark.thorough
 def test_dynamic_sampling_replaces_groups_that_teach_nothing(tmp_path: Path) -> None:
     dapo = algorithms.PRESETS["dapo"](dynamic_sampling_rounds=6)
 
@@ -106,7 +104,6 @@ def test_dynamic_sampling_replaces_groups_that_teach_nothing(tmp_path: Path) -> 
     assert len({sample["score"] for sample in samples[:4]}) > 1
 
 
-@pytest.mark.thorough
 def test_a_run_that_leaks_arrays_stops_and_names_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

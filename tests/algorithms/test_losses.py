@@ -121,11 +121,8 @@ PLACEMENTS = list(itertools.product(PACKINGS, (1, 2, 4), (1, 8)))
 def placed_cases() -> list[object]:
     """Returns (case, packing, rows, devices, pack) for every case.
 
-    By default grpo, gspo and ppo have one placement for each packing, and the other presets one
-    placement each. Over all cases every packing, number of rows and number of devices occurs many
-    times. --thorough adds the cases that are no presets. With --all grpo, gspo and ppo have all
-    placements, the other presets have one for each packing, and the cases that are no presets have
-    two pack lengths, too.
+    The presets grpo, gspo and ppo have all placements, the other presets have one for each packing,
+    and the other cases have one, with two pack lengths.
     """
     parameters = []
     for number, case in enumerate(CASES):
@@ -133,18 +130,16 @@ def placed_cases() -> list[object]:
         one = {PLACEMENTS[7 * number % len(PLACEMENTS)]}
         one_of_each_packing = {PLACEMENTS[6 * i + (number + i) % 6] for i in range(len(PACKINGS))}
         if case in ("grpo", "gspo", "ppo"):
-            default, slow = one_of_each_packing, set(PLACEMENTS)
+            placements = set(PLACEMENTS)
         elif case in PRESETS:
-            default, slow = one, one_of_each_packing
+            placements = one | one_of_each_packing
         else:
-            default, slow = set(), one
+            placements = one
             [placement] = one
-            parameters.append(pytest.param(case, *placement, "longest", marks=pytest.mark.thorough))
+            parameters.append((case, *placement, "longest"))
         for placement in PLACEMENTS:
-            if placement in default:
+            if placement in placements:
                 parameters.append((case, *placement, "auto"))
-            elif placement in slow:
-                parameters.append(pytest.param(case, *placement, "auto", marks=pytest.mark.slow))
     return parameters
 
 
@@ -209,10 +204,10 @@ CHANGED_VALUE_LOSS = {"value_clip": 0.0, "value_coef": 0.5, "gamma": 0.9}
     [
         ("plain", 2, 8, {}),
         ("four packs", 1, 8, CHANGED_VALUE_LOSS),
-        pytest.param("one pack", 4, 1, {}, marks=pytest.mark.slow),
-        pytest.param("four packs", 1, 8, {}, marks=pytest.mark.slow),
-        pytest.param("plain", 2, 8, CHANGED_VALUE_LOSS, marks=pytest.mark.slow),
-        pytest.param("one pack", 4, 1, CHANGED_VALUE_LOSS, marks=pytest.mark.slow),
+        ("one pack", 4, 1, {}),
+        ("four packs", 1, 8, {}),
+        ("plain", 2, 8, CHANGED_VALUE_LOSS),
+        ("one pack", 4, 1, CHANGED_VALUE_LOSS),
     ],
 )
 def test_value_loss_and_slopes_are_those_of_the_definition(packing, rows, devices, changes) -> None:
@@ -255,8 +250,7 @@ def test_value_loss_and_slopes_are_those_of_the_definition(packing, rows, device
     assert (num_clipped > 0) == (describe(algorithm).value_clip > 0)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("preset", [pytest.param("grpo", marks=pytest.mark.slow), "gspo"])
+@pytest.mark.parametrize("preset", ["grpo", "gspo"])
 def test_the_first_optimizer_step_has_a_ratio_of_exactly_one(preset) -> None:
     """The old log-probs do not matter, bit for bit, in the first step; they do in the next."""
     trainer = small_trainer(PRESETS[preset](), "four packs", rows=2, pack="longest")

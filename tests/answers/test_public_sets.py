@@ -45,7 +45,7 @@ def formulas(question: str) -> set[str]:
     return {text.strip().rstrip(".,;") for text in texts}
 
 
-@pytest.mark.parametrize("count", [1_200, pytest.param(176_000, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("count", [1_200, 176_000])
 def test_golds_are_credited_for_each_other_only_where_they_have_one_value(shared, count) -> None:
     rng = random.Random(count)
     all_golds = golds(shared)
@@ -58,7 +58,7 @@ def test_golds_are_credited_for_each_other_only_where_they_have_one_value(shared
     assert len(credited) <= 3 + count / 5_000, credited
 
 
-@pytest.mark.parametrize("count", [400, pytest.param(20_000, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("count", [400, 20_000])
 def test_formulas_of_a_question_are_not_paid_in_any_wrapping(shared, count) -> None:
     questions = rows(shared, SETS[:2])[:count]
     num_equal = 0
@@ -78,7 +78,7 @@ def test_formulas_of_a_question_are_not_paid_in_any_wrapping(shared, count) -> N
     assert max(paid.values()) <= max(3, SHARE_PAID * num_equal), paid
 
 
-@pytest.mark.parametrize("count", [400, pytest.param(20_000, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("count", [400, 20_000])
 def test_a_gold_in_brackets_and_times_one_is_the_gold(shared, count) -> None:
     refused = []
     num_graded = 0

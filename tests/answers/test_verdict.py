@@ -216,9 +216,7 @@ def all_golds(shared: Path) -> list[str]:
     return golds
 
 
-@pytest.mark.parametrize(
-    "num_golds, num_pairs", [(2000, 1500), pytest.param(None, 5000, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("num_golds, num_pairs", [(2000, 1500), (None, 5000)])
 def test_golds_equal_themselves_and_no_other(shared: Path, num_golds, num_pairs) -> None:
     rng = random.Random(0)
     golds = all_golds(shared)
@@ -272,7 +270,6 @@ def test_any_text_has_a_verdict_and_always_the_same(text, gold, template) -> Non
     check_verdict_of_any_text(text, gold, template)
 
 
-@pytest.mark.slow
 @settings(max_examples=3000, deadline=None)
 @given(TEXT, TEXT, st.sampled_from(sorted(TEMPLATES)))
 def test_any_text_has_a_verdict_and_always_the_same_in_many_examples(text, gold, template) -> None:

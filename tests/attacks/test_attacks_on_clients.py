@@ -16,7 +16,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 # A busy machine may hold up a client by seconds; a server that is never given up takes longer.
-@pytest.mark.parametrize("stride", [9, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [9, 1])
 def test_every_client_holds_against_every_kind_of_server(
     servers: ModuleType, stride: int, tries: Tries
 ) -> None:

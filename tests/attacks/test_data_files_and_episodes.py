@@ -33,7 +33,6 @@ def test_some_damaged_data_files_are_refused_or_read_rightly(tries: Tries) -> No
     assert "tracebacks 0  hangs 0  silent 0  wrong 0" in out
 
 
-@pytest.mark.thorough
 def test_all_damaged_data_files_are_refused_or_read_rightly(tries: Tries) -> None:
     out = run(tries, "data_files.py", "--no-runs")
     assert "tracebacks 0  hangs 0  silent 0  wrong 0" in out
@@ -55,7 +54,6 @@ QUICK = (
 
 
 @pytest.mark.skipif(not keeper.IS_LINUX, reason="it looks for processes in /proc")
-@pytest.mark.quick_cases("processes")
 @pytest.mark.parametrize("way", ["processes", "asyncio", "rewards"])
 def test_some_hostile_environments_cost_their_own_episodes_only(way: str, tries: Tries) -> None:
     kinds = [f"--only={kind}" for kind in QUICK]

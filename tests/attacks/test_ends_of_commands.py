@@ -194,7 +194,6 @@ def moments(count: int, seed: str) -> Iterator[float]:
         yield chance.uniform(0.05, 4.0)
 
 
-@pytest.mark.quick_cases("filter-SIGINT", "watch-SIGTERM", "report-SIGHUP")
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 @pytest.mark.parametrize("command", [*COMMANDS, "watch"])
 def test_a_signal_at_any_moment(
@@ -248,7 +247,6 @@ def test_every_program_ends_as_a_command_does(name: str) -> None:
     assert body.strip().startswith("terminal.run_command(")
 
 
-@pytest.mark.quick_cases("evaluate")
 @pytest.mark.parametrize("name", [*PROGRAMS, "tinker", "config"])
 def test_ctrl_c_during_the_imports_of_a_program(name: str, tries: Tries) -> None:
     # After the package itself come the imports of the command, which take seconds.

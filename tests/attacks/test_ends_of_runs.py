@@ -184,7 +184,6 @@ def test_ctrl_c_during_the_import_of_a_library_ends_at_once(name: str, start: St
     assert end(process) == (-signal.SIGINT, "")
 
 
-@pytest.mark.quick_cases("audit-SIGTERM")
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_signal_at_any_moment(
@@ -215,7 +214,6 @@ def test_a_signal_at_any_moment(
         check_it_succeeds_now(name, start, was_complete=was_complete)
 
 
-@pytest.mark.quick_cases()
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_read_only_folder(name: str, start: Start, tmp_path: Path, tries: Tries) -> None:
     # Also a process of root then needs the permission to write.
@@ -235,7 +233,6 @@ def test_a_read_only_folder(name: str, start: Start, tmp_path: Path, tries: Trie
         check_it_succeeds_now(name, start)
 
 
-@pytest.mark.quick_cases("audit")
 @pytest.mark.parametrize("name", [name for name in WRITERS if name not in SERVERS])
 def test_a_full_disk(
     name: str, start: Start, tmp_path: Path, tries: Tries, request: pytest.FixtureRequest

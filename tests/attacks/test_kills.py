@@ -22,8 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize(
     "kinds",
     [
-        pytest.param("kill", marks=pytest.mark.thorough),
-        pytest.param("kill,full", marks=pytest.mark.slow),
+        "kill",
+        "kill,full",
     ],
 )
 def test_killed_and_full_runs_end_like_one_left_in_peace(

@@ -42,7 +42,7 @@ def trainer(tmp_path: Path) -> Iterator[Trainer]:
 
 @pytest.mark.parametrize(
     "number",
-    [3, pytest.param(20, marks=pytest.mark.thorough)],
+    [3, 20],
     ids=["some values", "many values"],
 )
 def test_a_lie_is_refused_or_changes_nothing(trainer: Trainer, tries, number: int) -> None:

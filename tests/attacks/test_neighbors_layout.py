@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.parametrize(
-    ("num_golds", "num_numbers"), [(8, 6), pytest.param(None, 60, marks=pytest.mark.thorough)]
-)
+@pytest.mark.parametrize(("num_golds", "num_numbers"), [(8, 6), (None, 60)])
 def test_neighbors_are_told_from_the_gold(monkeypatch, num_golds, num_numbers, tries) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     neighbors = importlib.import_module("neighbors_layout")

@@ -288,7 +288,6 @@ def test_no_client_keeps_others_waiting(name: str, tmp_path: Path, tries) -> Non
         attack_all(target, tries, count=2)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", NAMES)
 def test_no_client_keeps_others_of_a_command_waiting(name: str, tmp_path: Path, tries) -> None:
     with attacked_servers.in_process(name, tmp_path) as target:

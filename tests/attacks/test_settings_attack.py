@@ -78,7 +78,6 @@ def test_what_was_found_is_refused_in_one_line(attack: ModuleType, tries: Tries)
     assert outcomes(attack, cases, tries) == {"refused": len(FOUND)}
 
 
-@pytest.mark.thorough
 def test_a_process_that_hangs_or_dies_is_found_and_replaced(attack: ModuleType) -> None:
     """The instrument itself: a setting that is none, a slow check and a dead process are seen."""
     good = attack.Case("rollout.num_prompts", "1")
@@ -97,8 +96,7 @@ def test_a_process_that_hangs_or_dies_is_found_and_replaced(attack: ModuleType) 
         worker.close()
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [4, 1])
 def test_hostile_values_of_all_settings_end_in_one_line_or_in_a_run(
     attack: ModuleType, stride: int, tries: Tries
 ) -> None:

@@ -382,7 +382,6 @@ class Bob:
 # -- both ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.thorough
 def test_nothing_that_one_tenant_does_changes_another_one(url: str, tries, capsys) -> None:
     ann = Ann(url)
     expected = ann.live()
@@ -438,7 +437,6 @@ def test_nothing_that_one_tenant_does_changes_another_one(url: str, tries, capsy
         )
 
 
-@pytest.mark.thorough
 def test_a_server_that_is_killed_in_saves_has_whole_checkpoints(
     tmp_path: Path, tries, environment: dict[str, str]
 ) -> None:

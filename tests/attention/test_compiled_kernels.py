@@ -119,7 +119,7 @@ def lower_with_gradients(
     "heads",
     [
         pytest.param(QWEN_05B, id="qwen2.5-0.5b"),
-        pytest.param(QWEN_7B, id="qwen2.5-7b", marks=pytest.mark.slow),
+        pytest.param(QWEN_7B, id="qwen2.5-7b"),
     ],
 )
 def test_packed_compiles_for_tpu(heads: Heads, tpus: Sequence[jax.Device]) -> None:
@@ -144,7 +144,6 @@ def test_packed_compiles_for_tpu(heads: Heads, tpus: Sequence[jax.Device]) -> No
     assert not re.search("all-reduce|all-gather|all-to-all|collective", program)
 
 
-@pytest.mark.thorough
 def test_windows_compile_for_tpu(tpus: Sequence[jax.Device]) -> None:
     """Both kinds of layer are kernels, one of which runs."""
     mesh = train_mesh(1, 1, 1, tpus[:1])
@@ -169,32 +168,17 @@ def test_windows_compile_for_tpu(tpus: Sequence[jax.Device]) -> None:
     assert "exponential" not in program  # no softmax but that of the kernels
 
 
-@pytest.mark.quick_cases("2 devices")
-@pytest.mark.thorough_cases("1 device")
 @pytest.mark.parametrize(
     ("tensor", "heads", "kernels", "kv_dtype"),
     [
         pytest.param(1, (14, 2, 64), "", "bfloat16", id="1 device"),
         pytest.param(1, (14, 2, 64), "tpu_fused", "bfloat16", id="1 device, fused"),
         pytest.param(1, (14, 2, 64), "tpu_fused", "int8", id="1 device, fused, 8 bits"),
-        pytest.param(
-            2, (28, 4, 128), "tpu_fused", "bfloat16", id="2 devices, fused", marks=pytest.mark.slow
-        ),
-        pytest.param(
-            2,
-            (28, 4, 128),
-            "tpu_fused",
-            "int8",
-            id="2 devices, fused, 8 bits",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(2, (4, 4, 128), "", "bfloat16", id="2 devices", marks=pytest.mark.thorough),
-        pytest.param(
-            2, (14, 2, 64), "", "bfloat16", id="a head of 64 a device", marks=pytest.mark.slow
-        ),
-        pytest.param(
-            4, (4, 2, 128), "", "bfloat16", id="fewer KV heads than devices", marks=pytest.mark.slow
-        ),
+        pytest.param(2, (28, 4, 128), "tpu_fused", "bfloat16", id="2 devices, fused"),
+        pytest.param(2, (28, 4, 128), "tpu_fused", "int8", id="2 devices, fused, 8 bits"),
+        pytest.param(2, (4, 4, 128), "", "bfloat16", id="2 devices"),
+        pytest.param(2, (14, 2, 64), "", "bfloat16", id="a head of 64 a device"),
+        pytest.param(4, (4, 2, 128), "", "bfloat16", id="fewer KV heads than devices"),
     ],
 )
 def test_decoding_compiles_for_tpu_without_a_copy_of_its_kv(
@@ -208,7 +192,6 @@ def test_decoding_compiles_for_tpu_without_a_copy_of_its_kv(
     assert temporary_share < 0.1
 
 
-@pytest.mark.thorough
 def test_decoding_in_fp8_compiles_for_tpu7x_without_a_copy_of_weights_or_kv(
     tpu7x: Sequence[jax.Device],
 ) -> None:
@@ -225,7 +208,6 @@ def test_decoding_in_fp8_compiles_for_tpu7x_without_a_copy_of_weights_or_kv(
     assert compiled.memory_analysis().temp_size_in_bytes < 4 * 2**20
 
 
-@pytest.mark.thorough
 def test_decoding_with_windows_compiles_for_tpu_without_a_copy_of_its_kv(
     tpus: Sequence[jax.Device],
 ) -> None:

@@ -75,7 +75,6 @@ def meet_all_blocks(
     return exact.by_token(exact.normalized(softmax), OWN + padding)[:, :OWN]
 
 
-@pytest.mark.thorough
 def test_a_row_has_the_bits_of_one_that_meets_all_blocks() -> None:
     inputs = two_rows()
     np.testing.assert_array_equal(jax.jit(attend)(*inputs), jax.jit(meet_all_blocks)(*inputs))
@@ -115,7 +114,6 @@ def test_gradients_are_those_of_the_definition() -> None:
         np.testing.assert_allclose(x, y, atol=1e-5)
 
 
-@pytest.mark.thorough
 def test_a_gradient_has_the_bits_of_one_that_meets_all_blocks() -> None:
     q, k, v, own, all_ = two_rows()
     _, kept = exact.attend_forward(q, k, v, own, all_, BLOCK)
@@ -190,7 +188,6 @@ def test_slots_have_the_values_of_the_definition() -> None:
     np.testing.assert_allclose(jax.jit(decode)(q, k_pool, v_pool, table), defined, atol=2e-6)
 
 
-@pytest.mark.thorough
 def test_a_layout_with_a_prefix_keeps_the_bits_of_a_sequence_alone() -> None:
     """A shared prefix and a tile that other sequences fill change no bit of a response."""
     q, k, v, _, all_ = two_rows()

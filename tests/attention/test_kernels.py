@@ -4,7 +4,7 @@
 """
 
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -59,23 +59,12 @@ cudnn_by_xla: Packed = partial(gpu.packed, implementation="xla")
 gpu_paged: Paged = partial(gpu.paged, interpret=True)
 
 quick = pytest.mark.usefixtures("quick_compilation")
-slow = pytest.mark.slow
-thorough = pytest.mark.thorough
 every_packed = pytest.mark.parametrize("packed", [splash, cudnn_by_xla], ids=["tpu", "gpu"])
 
 
-def in_default_suite(
-    names: set[str], table: Mapping[str, Value], with_thorough: Collection[str] = ()
-) -> list:
-    """Returns the values of a table as test parameters.
-
-    All but `names` need --all, or only --thorough if they are in `with_thorough`.
-    """
-    parameters = []
-    for name, value in table.items():
-        mark = thorough if name in with_thorough else slow
-        parameters.append(pytest.param(value, id=name, marks=() if name in names else mark))
-    return parameters
+def by_name(table: Mapping[str, Value]) -> list:
+    """Returns the values of a table as test parameters with their names."""
+    return [pytest.param(value, id=name) for name, value in table.items()]
 
 
 @pytest.fixture
@@ -184,9 +173,7 @@ MODELS_AND_LAYOUTS = {
 
 @quick
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize(
-    "heads_and_layout", in_default_suite({"qwen2.5-0.5b"}, MODELS_AND_LAYOUTS, {"qwen2.5-3b"})
-)
+@pytest.mark.parametrize("heads_and_layout", by_name(MODELS_AND_LAYOUTS))
 def test_splash_equals_the_definition(heads_and_layout: tuple[Heads, RowLayout]) -> None:
     heads, layout = heads_and_layout
     inputs = packed_inputs(layout, heads, rows=1)
@@ -282,7 +269,6 @@ def test_one_block_of_splash_equals_the_definition() -> None:
     assert_all_close(by_splash, output_and_gradients(xla.packed, inputs, ONE_BLOCK))
 
 
-@pytest.mark.quick_cases("RowLayout(prefix=70, slots=3, slot=90)")
 @quick
 @pytest.mark.parametrize("layout", LAYOUTS[:4], ids=str)
 def test_the_mask_of_cudnn_equals_the_definition(layout: RowLayout) -> None:
@@ -344,8 +330,6 @@ def test_responses_see_the_prefix_and_not_its_padding(packed: Packed) -> None:
     assert not depends_on(first_padding)[is_token].any()
 
 
-@pytest.mark.quick_cases("RowLayout(prefix=70, slots=3, slot=90)-tpu")
-@pytest.mark.thorough_cases("RowLayout(prefix=130, slots=1, slot=70)-gpu")
 @quick
 @every_packed
 @pytest.mark.parametrize(
@@ -454,7 +438,7 @@ def paged_by(
 
 @quick
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("heads", in_default_suite({"qwen2.5-0.5b"}, MODELS, {"qwen2.5-1.5b"}))
+@pytest.mark.parametrize("heads", by_name(MODELS))
 def test_paged_kernels_equal_the_definition(heads: Heads) -> None:
     _, K, D = heads
     expected = paged_by_definition(heads, jnp.bfloat16)
@@ -519,7 +503,7 @@ def test_pages_before_a_window_may_hold_other_tokens(kernel: str) -> None:
 
 @quick
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("heads", in_default_suite({"three heads of 64"}, SHARDS))
+@pytest.mark.parametrize("heads", by_name(SHARDS))
 def test_rows_of_several_heads_equal_the_definition(heads: Heads) -> None:
     _, K, D = heads
     expected = paged_by_definition(heads, jnp.bfloat16)
@@ -529,7 +513,6 @@ def test_rows_of_several_heads_equal_the_definition(heads: Heads) -> None:
     np.testing.assert_allclose(by_tpu, expected, atol=1e-5)
 
 
-@pytest.mark.thorough
 @quick
 @pytest.mark.usefixtures("interpreted")
 def test_paged_kernels_with_a_float32_pool_equal_the_definition() -> None:
@@ -619,7 +602,7 @@ def test_a_mesh_of_cpus_chooses_xla(name: str) -> None:
 
 
 @quick
-@pytest.mark.parametrize("tensor", [pytest.param(2, marks=slow), 4])
+@pytest.mark.parametrize("tensor", [2, 4])
 def test_heads_split_over_a_mesh_equal_whole_ones(tensor: int) -> None:
     """Over 4 devices each of the two KV heads is on two of them."""
     inputs = packed_inputs(ONE_BLOCK, SMALL, rows=2)

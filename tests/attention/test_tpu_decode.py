@@ -39,7 +39,6 @@ HEADS: dict[str, Heads] = {
     "a head in part of a row": (6, 2, 80),
     "a head in two registers": (3, 1, 256),
 }
-IN_DEFAULT_SUITE = ("qwen2.5-0.5b", "qwen2.5-7b", "three KV heads of 64", "a head in part of a row")
 
 
 class Case(NamedTuple):
@@ -219,29 +218,20 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tpu_decode, "BLOCK_TOKENS", 2 * PAGE)
 
 
-@pytest.mark.quick_cases("bf16-qwen2.5-0.5b", "fp32-a head in part of a row")
-@pytest.mark.thorough_cases("fp32-three KV heads of 64")
 @pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize(
     "heads",
-    [
-        pytest.param(heads, id=name, marks=() if name in IN_DEFAULT_SUITE else pytest.mark.slow)
-        for name, heads in HEADS.items()
-    ],
+    [pytest.param(heads, id=name) for name, heads in HEADS.items()],
 )
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32], ids=["bf16", "fp32"])
 def test_the_kernel_equals_the_definition(heads: Heads, dtype: DTypeLike) -> None:
     assert_equal_to_definition(make_case(heads, dtype, LENGTHS), dtype)
 
 
-@pytest.mark.thorough_cases("fp32-qwen2.5-0.5b", "bf16-three KV heads of 64")
 @pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize(
     "heads",
-    [
-        pytest.param(heads, id=name, marks=() if name in IN_DEFAULT_SUITE else pytest.mark.slow)
-        for name, heads in HEADS.items()
-    ],
+    [pytest.param(heads, id=name) for name, heads in HEADS.items()],
 )
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32], ids=["bf16", "fp32"])
 def test_int8_pages_equal_the_definition(
@@ -254,11 +244,8 @@ def test_int8_pages_equal_the_definition(
     compare_in_8_bits(heads, dtype, INT8, monkeypatch)
 
 
-@pytest.mark.thorough
 @pytest.mark.usefixtures("quick_compilation")
-@pytest.mark.parametrize(
-    "dtype", [jnp.bfloat16, pytest.param(jnp.float32, marks=pytest.mark.slow)], ids=["bf16", "fp32"]
-)
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32], ids=["bf16", "fp32"])
 def test_fp8_pages_equal_the_definition(dtype: DTypeLike, monkeypatch: pytest.MonkeyPatch) -> None:
     """The new tokens are rounded to float8, whose numbers are 1/16 of the largest one apart."""
     compare_in_8_bits(HEADS["a KV head of 64 a device"], dtype, FP8, monkeypatch)
@@ -313,7 +300,6 @@ SHARED = (3, 0, 1)
 LENGTHS_OF_SHARING = (IDLE, 64, 49, 80, 1, 33, 16, IDLE, 17, 65, 40, IDLE)
 
 
-@pytest.mark.thorough
 @pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32], ids=["bf16", "fp32"])
 @pytest.mark.parametrize("name", ["qwen2.5-0.5b", "qwen2.5-7b"])
@@ -340,7 +326,6 @@ def test_parts_hold_some_of_the_slots_that_share(
     assert_equal_to_definition(share_pages(case, shared), jnp.float32)
 
 
-@pytest.mark.thorough
 @pytest.mark.usefixtures("quick_compilation")
 def test_few_slots_read_together_where_they_have_many_queries(
     monkeypatch: pytest.MonkeyPatch,
@@ -352,7 +337,6 @@ def test_few_slots_read_together_where_they_have_many_queries(
     assert_equal_to_definition(share_pages(case, (3,)), jnp.float32)
 
 
-@pytest.mark.thorough
 @pytest.mark.usefixtures("quick_compilation")
 def test_shared_pages_are_read_once() -> None:
     """The pages that the others' tables have in their place are not read."""
@@ -395,7 +379,6 @@ def test_parts_have_whole_blocks_where_these_fit(
     assert tpu_decode.slots_of_part(num_slots, cores, sharing) == slots
 
 
-@pytest.mark.thorough
 def test_what_a_slot_does_not_hold_does_not_matter() -> None:
     """Not even where it is not a number: pages of others, and what was never written."""
     case = make_case((4, 2, 64), jnp.float32, (1, 40))

@@ -68,7 +68,6 @@ def number_in(cell: str) -> float:
     return float(cell.replace(",", ""))
 
 
-@pytest.mark.slow  # a stage of test_gpu_stages.py runs the same script
 def test_decode_prints_a_row_for_every_number_of_slots(
     environment: dict[str, str], model: str
 ) -> None:
@@ -83,7 +82,6 @@ def test_decode_prints_a_row_for_every_number_of_slots(
         assert share == "unknown", "nobody knows the bandwidth of this CPU"
 
 
-@pytest.mark.slow  # a stage of test_gpu_stages.py runs the same script
 def test_update_prints_a_row(environment: dict[str, str], model: str) -> None:
     sizes = ("--sequences=16", "--prompt=16", "--new=48")
 
@@ -96,7 +94,6 @@ def test_update_prints_a_row(environment: dict[str, str], model: str) -> None:
     assert share == "unknown", "nobody knows the FLOP/s of this CPU"
 
 
-@pytest.mark.slow
 def test_lengths_compares_costs_with_the_work_of_the_first_length(
     environment: dict[str, str], model: str
 ) -> None:

@@ -7,7 +7,6 @@ import pytest
 from jzero.workers.pool import Pool
 
 
-@pytest.mark.slow
 def test_no_episode_is_lost_and_no_token_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     root = Path(__file__).resolve().parents[2]
     monkeypatch.syspath_prepend(str(root / "benchmarks"))

@@ -86,7 +86,6 @@ def test_a_stage_has_jobs_that_fit_into_ten_minutes(stage: str, tmp_path: Path) 
         assert all(job.seconds <= 570 for job in jobs)
 
 
-@pytest.mark.thorough_cases("decode", "update", "profile")
 @pytest.mark.parametrize("stage", ["decode", "update", "recipe", "profile"])
 def test_a_stage_runs_on_a_cpu(stage: str, environment: dict[str, str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.gpu", stage, "--tiny", f"--out={tmp_path}"]

@@ -3,11 +3,9 @@
 import subprocess
 import sys
 
-import pytest
 from runs import ROOT
 
 
-@pytest.mark.thorough
 def test_the_hub_gets_what_is_expected() -> None:
     command = [sys.executable, "benchmarks/hub_life.py", "--quick"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)

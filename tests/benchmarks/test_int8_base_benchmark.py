@@ -13,7 +13,6 @@ from jzero.config import AdapterConfig
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("quick_runs")
 def test_the_table_has_a_row_for_each_base(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))

@@ -127,7 +127,6 @@ def test_each_version_has_a_row_with_its_difference(
     assert cells[1][5:] == ["", "", "", ""]
 
 
-@pytest.mark.thorough
 def test_a_tiny_run_has_figures(
     tmp_path: Path, environment: dict[str, str], idle: ModuleType
 ) -> None:

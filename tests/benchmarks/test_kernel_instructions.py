@@ -106,8 +106,7 @@ def test_shared_pages_are_read_once(instructions: ModuleType) -> None:
     assert read == [2.0 * (32 * 512 + 4 * 256), 2.0 * 32 * 768]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("topology", ["v5e:2x4", pytest.param("v5p:2x2x2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("topology", ["v5e:2x4", "v5p:2x2x2"])
 def test_the_kernel_of_a_decode_step_is_counted(topology: str) -> None:
     pytest.importorskip("libtpu", reason="libtpu, whose compiler this is, is not installed")
     command = [sys.executable, "benchmarks/cycles.py", "--model", "Qwen2.5-0.5B"]
@@ -122,7 +121,6 @@ def test_the_kernel_of_a_decode_step_is_counted(topology: str) -> None:
     assert 100 < bundles_of_slot < 5000
 
 
-@pytest.mark.slow
 def test_larger_weights_are_read_at_more_of_the_bandwidth() -> None:
     """And a product of many rows is near the peak FLOPs."""
     pytest.importorskip("libtpu", reason="libtpu, whose compiler this is, is not installed")
@@ -143,7 +141,6 @@ def test_larger_weights_are_read_at_more_of_the_bandwidth() -> None:
     assert 85 < of_peak <= 100
 
 
-@pytest.mark.slow
 def test_attention_alone_grows_with_the_length_of_responses() -> None:
     pytest.importorskip("libtpu", reason="libtpu, whose compiler this is, is not installed")
     command = [sys.executable, "benchmarks/cycles_by_length.py", "--model", "Qwen2.5-0.5B"]
@@ -161,7 +158,6 @@ def test_attention_alone_grows_with_the_length_of_responses() -> None:
     assert 3 * short[2] < long[2] < 4 * short[2]
 
 
-@pytest.mark.slow
 def test_a_token_of_the_update_has_cycles_without_attention() -> None:
     """A token takes more cycles than its FLOPs at the peak, and fewer than ten times as many."""
     pytest.importorskip("libtpu", reason="libtpu, whose compiler this is, is not installed")

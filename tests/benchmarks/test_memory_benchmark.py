@@ -10,7 +10,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.thorough
 def test_it_says_what_fits_and_what_does_not() -> None:
     command = [sys.executable, "benchmarks/memory.py", "--models", "Qwen3-0.6B", "Qwen3-8B"]
     command += ["--topologies", "v5e:1x1", "--methods", "lora", "--tokens", "1024"]
@@ -26,7 +25,6 @@ def test_it_says_what_fits_and_what_does_not() -> None:
     assert max(map(float, large[5:8])) > float(large[8])
 
 
-@pytest.mark.slow
 def test_the_update_of_shared_rows_is_compiled() -> None:
     pytest.importorskip("libtpu")
     command = [sys.executable, "benchmarks/long_rows.py", "--model", "Qwen2.5-0.5B"]
@@ -41,7 +39,6 @@ def test_the_update_of_shared_rows_is_compiled() -> None:
     assert " 0 all-to-all" not in line
 
 
-@pytest.mark.slow
 def test_weights_are_gathered_before_they_are_multiplied_by() -> None:
     """XLA:TPU would multiply by parts of 3B's weights, with 170 permutations between them."""
     pytest.importorskip("libtpu")

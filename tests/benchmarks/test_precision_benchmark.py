@@ -13,7 +13,6 @@ ROOT = Path(__file__).resolve().parents[2]
 NAMES = ["fp32", "fp8 KV cache", "int8 weights", "fp8 weights", "int8 base"]
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("quick_runs")
 def test_the_table_has_a_row_for_each_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))

@@ -57,7 +57,6 @@ def test_an_unknown_tokenizer_is_an_error_with_its_reason(
     assert "mine: prompts.json has hashes for the tokenizers jzero" in capsys.readouterr().out
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("run", NEED_NO_TEXT)
 def test_a_preset_makes_the_published_prompts_with_the_tokenizer_of_qwen(
     run: str, tmp_path: Path, shared: Path

@@ -178,7 +178,6 @@ def test_the_text_of_a_fault_stands_once(tmp_path: Path, name: str) -> None:
         plant(fault, tmp_path)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_seen(name: str) -> None:
     command = [sys.executable, "benchmarks/same_numbers.py", "--faults", f"--only={name}"]
@@ -186,7 +185,6 @@ def test_a_planted_fault_is_seen(name: str) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
-@pytest.mark.slow
 def test_a_checkout_equals_itself() -> None:
     command = [sys.executable, "benchmarks/same_numbers.py", ".", ".", "--only=math with turns"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

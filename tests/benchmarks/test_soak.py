@@ -54,7 +54,6 @@ def test_the_status_says_whether_every_attack_of_every_part_held(
     assert f"| another kill | 1 |  |  |  | {'FAILED: it fell' if failure else 'held'} |" in out
 
 
-@pytest.mark.slow
 def test_the_server_withstands_the_attacks(environment: dict[str, str]) -> None:
     command = [sys.executable, "benchmarks/soak.py", "--parts", "serve", "--minutes", "0"]
     environment = environment | {"PYTHONPATH": str(ROOT)}

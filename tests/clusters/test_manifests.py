@@ -474,7 +474,6 @@ MANIFESTS = {
 }
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_the_processes_of_a_manifest_form_one_mesh(
     environment: Environment, tmp_path: Path, name: str

@@ -211,11 +211,7 @@ FILTERS = [
 
 
 @pytest.mark.peer
-@pytest.mark.quick_cases("llama-1-bfloat16")
 # Every filter, both types of numbers and both models, but not each with each.
-@pytest.mark.thorough_cases(
-    "llama-0-float32", "llama-2-float32", "llama-4-bfloat16", "qwen2-3-float32"
-)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("seed", range(len(FILTERS)))
 def test_honest_log_is_not_rejected(models: Models, dtype: str, seed: int, tmp_path: Path) -> None:
@@ -369,8 +365,6 @@ QUICK = ("adapter ignored", "top-k ignored", "older checkpoint", "shift", "leak"
 
 
 @pytest.mark.peer
-@pytest.mark.quick_cases(*(f"llama-{name}" for name in QUICK))
-@pytest.mark.thorough_cases(*(f"llama-{name}" for name in FAULTS))
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_is_named(models: Models, name: str, tmp_path: Path) -> None:
     make_rows, cause, is_in_tokens = FAULTS[name]
@@ -408,8 +402,6 @@ BFLOAT16_FAULTS: dict[str, tuple[Callable[[Models], list[Row]], str]] = {
 
 
 @pytest.mark.peer
-@pytest.mark.quick_cases("llama-older checkpoint")
-@pytest.mark.thorough_cases(*(f"llama-{name}" for name in BFLOAT16_FAULTS))
 @pytest.mark.parametrize("name", BFLOAT16_FAULTS)
 def test_fault_is_named_in_bfloat16(models: Models, name: str, tmp_path: Path) -> None:
     make_rows, cause = BFLOAT16_FAULTS[name]
@@ -421,8 +413,6 @@ def test_fault_is_named_in_bfloat16(models: Models, name: str, tmp_path: Path) -
 
 
 @pytest.mark.peer
-@pytest.mark.quick_cases("llama")
-@pytest.mark.thorough_cases("llama")
 def test_every_cause_of_a_mixed_log_is_named(models: Models, tmp_path: Path) -> None:
     rows = sample(models.merged, 20, rows=8) + sample(models.older, 21, rows=5)
     rows += shifted(sample(models.merged, 22, rows=4))
@@ -436,8 +426,6 @@ def test_every_cause_of_a_mixed_log_is_named(models: Models, tmp_path: Path) -> 
 
 
 @pytest.mark.peer
-@pytest.mark.quick_cases("llama")
-@pytest.mark.thorough_cases("llama")
 def test_only_the_version_with_other_weights_is_rejected(models: Models, tmp_path: Path) -> None:
     first = [row | {"version": 1} for row in sample(models.merged, 30)]
     second = [row | {"version": 2} for row in sample(models.older, 31)]
@@ -543,8 +531,6 @@ TRL_FAULTS: dict[str, tuple[Callable[[Models, Path], list[Row]], str]] = {
 
 @pytest.mark.filterwarnings("ignore")  # of TRL and of what it imports
 @pytest.mark.peer
-@pytest.mark.quick_cases()
-@pytest.mark.thorough_cases("qwen2-float32", "qwen2-bfloat16")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_honest_log_of_trl_is_not_rejected(models: Models, dtype: str, tmp_path: Path) -> None:
     rows = trl_rows(models.merged, tmp_path / "trl", dtype)
@@ -555,8 +541,6 @@ def test_honest_log_of_trl_is_not_rejected(models: Models, dtype: str, tmp_path:
 
 @pytest.mark.filterwarnings("ignore")  # of TRL and of what it imports
 @pytest.mark.peer
-@pytest.mark.quick_cases()
-@pytest.mark.thorough_cases(*(f"qwen2-{name}" for name in TRL_FAULTS))
 @pytest.mark.parametrize("name", TRL_FAULTS)
 def test_fault_in_a_log_of_trl_is_named(models: Models, name: str, tmp_path: Path) -> None:
     make_rows, cause = TRL_FAULTS[name]
@@ -575,8 +559,6 @@ def test_fault_in_a_log_of_trl_is_named(models: Models, name: str, tmp_path: Pat
 
 
 @pytest.mark.peer
-@pytest.mark.quick_cases("llama")
-@pytest.mark.thorough_cases("llama")
 def test_command_reports_and_ends_with_a_status(
     models: Models, environment: dict[str, str], tmp_path: Path
 ) -> None:

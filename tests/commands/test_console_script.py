@@ -78,7 +78,6 @@ def test_unknown_recipes_are_listed() -> None:
     assert "gsm8k" in done.stderr
 
 
-@pytest.mark.thorough
 def test_a_wheel_works_in_an_empty_directory(tmp_path: Path) -> None:
     # -- Build the wheel from a copy of the tracked files, so that the clone gets no build folder.
     source = tmp_path / "source"

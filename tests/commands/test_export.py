@@ -491,7 +491,6 @@ class Pusher:
         return {path.name: path.read_bytes() for path in (self.directory / out).iterdir()}
 
 
-@pytest.mark.thorough
 def test_a_push_without_the_right_token_is_one_line(
     environment: dict[str, str], workdir: Path, tmp_path: Path
 ) -> None:
@@ -505,7 +504,6 @@ def test_a_push_without_the_right_token_is_one_line(
     assert not hub.branches
 
 
-@pytest.mark.thorough
 def test_a_push_to_a_branch_replaces_another_only_by_force(
     environment: dict[str, str], workdir: Path, tmp_path: Path
 ) -> None:

@@ -89,7 +89,6 @@ def test_the_choices_are_printed_and_the_run_ends_with_an_export(trained) -> Non
     assert not any(sample["prompt"][-1]["content"] in questions for sample in samples)
 
 
-@pytest.mark.thorough
 def test_the_recipe_is_the_same_run(trained, environment: dict[str, str]) -> None:
     program = ["-m", "jzero.main", "--config", str(trained.run / FILE), "--workdir", "again"]
     subprocess.run(
@@ -125,7 +124,6 @@ class Hot:
 """
 
 
-@pytest.mark.thorough
 def test_a_machine_that_is_not_attached(trained, environment: dict[str, str]) -> None:
     flags = ["--model", "model", "--data", "sums.jsonl", "--workdir", "rented", "--machine"]
 
@@ -141,7 +139,6 @@ def test_a_machine_that_is_not_attached(trained, environment: dict[str, str]) ->
     assert jzero_command(environment, trained.directory, *plan).splitlines()[-1] == "fits"
 
 
-@pytest.mark.thorough
 def test_an_environment_is_trained_in(trained, environment: dict[str, str]) -> None:
     (trained.directory / "hot.py").write_text(ENVIRONMENT)
     flags = ["--model", "model", "--environment", "hot.py:Hot", "--workdir", "hot", *SMALL]
@@ -212,7 +209,6 @@ def test_evaluate_takes_the_held_out_problems_of_the_run(trained, tmp_path: Path
     assert [row["samples"] for row in greedy] == [row["samples"] for row in theirs]
 
 
-@pytest.mark.thorough
 @pytest.mark.usefixtures("quick_runs")
 def test_compare_pairs_both_models_on_the_same_problems(
     trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -280,15 +276,13 @@ def test_words_with_a_slash_are_commands_and_not_messages(
     ("arguments", "expected"),
     [
         (["chat", "run"], [".*"]),
-        pytest.param(
+        (
             ["evaluate", "run", "--out", "out-evaluate"],
             ["suite .*", "held-out +2 .*", "held-out greedy: score .*", ".*my.py.digits.*", ".*"],
-            marks=pytest.mark.thorough,
         ),
-        pytest.param(
+        (
             ["compare", "model", "run", "--show=0", "--out", "out-compare"],
             ["held-out-.*", "  no difference.*", "held-out-.*: score .*", "gained: .*", "lost: .*"],
-            marks=pytest.mark.thorough,
         ),
     ],
 )
@@ -339,7 +333,6 @@ def test_a_run_without_an_export_is_refused(trained, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick_runs")
-@pytest.mark.thorough
 def test_python_trains_with_rows_and_a_function(trained, tmp_path: Path) -> None:
     rows = read_jsonl(trained.directory / "sums.jsonl")
     settings = {flag[9:].split("=")[0]: int(flag.split("=")[1]) for flag in SMALL}

@@ -92,7 +92,6 @@ def call(monkeypatch, *argv: str) -> None:
     generate.main()
 
 
-@pytest.mark.slow
 def test_a_command_killed_repeatedly_equals_one_that_was_not(
     environment: dict[str, str], inputs, tmp_path: Path
 ) -> None:
@@ -225,7 +224,6 @@ def url(server: Server) -> str:
     return f"--base-url=http://127.0.0.1:{server.server_port}/v1"
 
 
-@pytest.mark.thorough
 def test_a_server_that_fails_at_first_gives_the_same_rows(
     inputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,7 +271,6 @@ def test_greedy_responses_come_without_temperature(
     assert temperatures == [0.0] * PROBLEMS + [None] * PROBLEMS
 
 
-@pytest.mark.slow
 def test_greedy_responses_do_not_depend_on_the_seed(
     environment: dict[str, str], inputs: Path, tmp_path: Path
 ) -> None:

@@ -47,7 +47,6 @@ def command(attack: ModuleType, out: Path, urls: list[str], *more: str) -> list[
 
 
 @pytest.mark.usefixtures("quick_retries")
-@pytest.mark.quick_cases("grouped")
 @pytest.mark.parametrize("shape", ["flat", "grouped"])
 def test_every_row_is_there_once_after_two_stops(
     shape: str, attack: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -86,7 +85,6 @@ def test_every_row_is_there_once_after_two_stops(
     assert attack.failures(counts, problems, SAMPLES) == []
 
 
-@pytest.mark.thorough_cases("grouped")
 @pytest.mark.parametrize("is_grouped", [False, True], ids=["flat", "grouped"])
 def test_a_command_that_is_killed_twice_has_every_row_once(
     is_grouped: bool, attack: ModuleType, tmp_path: Path
@@ -259,9 +257,7 @@ def test_a_batched_function_sees_the_responses_of_its_batch(
     assert [row["score"] for row in rows(out)] == [count] * 16
 
 
-@pytest.mark.parametrize(
-    "trains", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["encoded", "trained"]
-)
+@pytest.mark.parametrize("trains", [False, True], ids=["encoded", "trained"])
 def test_what_is_generated_trains(
     trains: bool,
     attack: ModuleType,

@@ -32,7 +32,6 @@ def write_questions(path: Path, rows: list[dict]) -> Path:
     return path
 
 
-@pytest.mark.thorough
 def test_each_choice_gets_the_sum_of_its_tokens_log_probs(tmp_path, capsys) -> None:
     model = servers.save_model(tmp_path / "model")
     path = write_questions(tmp_path / "mine.jsonl", QUESTIONS)

@@ -200,7 +200,6 @@ def test_samples_of_every_step_have_the_documented_columns(finished) -> None:
     assert len({row["id"] for row in samples}) == STEPS
 
 
-@pytest.mark.thorough
 @pytest.mark.peer
 def test_export_loads_in_transformers_and_says_the_same(finished) -> None:
     torch = pytest.importorskip("torch")
@@ -230,7 +229,6 @@ def test_export_loads_in_transformers_and_says_the_same(finished) -> None:
     assert len(continuation) > 3
 
 
-@pytest.mark.slow
 def test_a_run_stopped_three_times_equals_one_that_was_not(
     environment: dict[str, str], finished, tmp_path: Path
 ) -> None:
@@ -283,7 +281,6 @@ def test_a_run_stopped_three_times_equals_one_that_was_not(
     assert summary["seconds"] > seconds
 
 
-@pytest.mark.thorough
 def test_a_finished_run_may_be_run_again(command, finished, tmp_path: Path) -> None:
     workdir = tmp_path / "again"
     shutil.copytree(finished, workdir)
@@ -301,7 +298,6 @@ def test_a_finished_run_may_be_run_again(command, finished, tmp_path: Path) -> N
     assert summary["steps"] == STEPS and summary["export"]
 
 
-@pytest.mark.thorough
 def test_an_export_is_a_model_to_train_and_export_again(command, finished, tmp_path: Path) -> None:
     source, workdir = finished / f"export-{STEPS}", tmp_path / "run"
     code, _, err = command(
@@ -534,7 +530,6 @@ def test_help_on_a_section_has_only_its_settings(command) -> None:
     assert "no such section or setting; there are rollout" in refused(command, "--help=rolout")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("field", ["path", "tokenizer"])
 def test_a_hub_that_never_answers_does_not_hang(
     environment: dict[str, str], tmp_path: Path, field
@@ -553,7 +548,6 @@ def test_a_hub_that_never_answers_does_not_hang(
     assert [line for line in err.split("\n") if line][-1].startswith("error: ")
 
 
-@pytest.mark.slow
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_its_batch(
     environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -257,7 +257,7 @@ RECIPES = [
 ]
 
 
-@pytest.mark.parametrize(("flag", "advice"), RECIPES)
+@pytest.mark.parametrize(("flag", "advice"), RECIPES, ids=lambda text: text.replace(f"{ROOT}/", ""))
 def test_a_wrong_recipe_is_one_line(
     flag: str, advice: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -46,7 +46,6 @@ def with_hbm(monkeypatch, hbm_bytes: float) -> None:
     monkeypatch.setitem(chips.CHIPS, CHIP, chip)
 
 
-@pytest.mark.thorough
 def test_a_run_compiles_for_a_slice_that_is_not_there(report) -> None:
     assert report.fits
     assert report.suggestions == []
@@ -57,7 +56,6 @@ def test_a_run_compiles_for_a_slice_that_is_not_there(report) -> None:
         assert program.peak_bytes > 0
 
 
-@pytest.mark.thorough
 def test_a_report_is_json(report) -> None:
     values = json.loads(json.dumps(report.as_json()))
     assert set(values) == {field.name for field in fields(Report)} - {"search"}
@@ -73,14 +71,12 @@ def test_a_report_is_json(report) -> None:
         }
 
 
-@pytest.mark.thorough
 def test_decoding_writes_its_pages_in_place(report) -> None:
     generate = report.programs["generate"]
     assert generate.kv_bytes > 2**27
     assert generate.temp_bytes < 0.02 * generate.kv_bytes
 
 
-@pytest.mark.thorough
 @needs_libtpu
 def test_scoring_given_tokens_compiles_and_writes_its_pages_in_place() -> None:
     """Of sequences that take several chunks, and of many that take one."""
@@ -94,7 +90,6 @@ def test_scoring_given_tokens_compiles_and_writes_its_pages_in_place() -> None:
     assert program.argument_bytes > run.parts["KV pool"]
 
 
-@pytest.mark.thorough
 def test_parts_are_what_programs_take(report) -> None:
     parts, programs = report.parts, report.programs
     arguments_of_update = parts["weights"] + parts["optimizer"] + parts["batches"]
@@ -104,7 +99,6 @@ def test_parts_are_what_programs_take(report) -> None:
     assert programs["generate"].argument_bytes == pytest.approx(arguments_of_generate, rel=0.05)
 
 
-@pytest.mark.thorough
 def test_the_arithmetic_is_near_what_is_compiled(report, planned_run) -> None:
     """Larger models are compared in tests/planning/test_arithmetic.py: for a model as small as this
     one, tiles that are not full take some MiB that nobody counts.
@@ -115,7 +109,6 @@ def test_the_arithmetic_is_near_what_is_compiled(report, planned_run) -> None:
         assert counted[phase] == pytest.approx(compiled, rel=0.1, abs=2**25), phase
 
 
-@pytest.mark.thorough
 def test_the_table_names_every_program_and_phase(report) -> None:
     text = format_report(report)
     assert text.startswith(
@@ -127,7 +120,6 @@ def test_the_table_names_every_program_and_phase(report) -> None:
     assert text.endswith("\nfits")
 
 
-@pytest.mark.thorough
 def test_fewer_pages_are_suggested_that_fit(
     report, planned_run, cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,7 +135,6 @@ def test_fewer_pages_are_suggested_that_fit(
     assert phase_totals(fewer, {"generate": generate})["rollout"] <= hbm_bytes
 
 
-@pytest.mark.thorough
 def test_where_nothing_fits_every_remedy_is_suggested(
     report, planned_run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,7 +163,6 @@ def test_what_the_compiler_refuses_is_a_figure() -> None:
     assert refused.peak_bytes > 16 * chips.GIB
 
 
-@pytest.mark.thorough
 @needs_libtpu
 def test_the_command(
     report,
@@ -207,7 +197,6 @@ def test_the_command(
     assert "does not fit; try" in printed
 
 
-@pytest.mark.thorough
 @needs_libtpu
 def test_a_host_of_several_decodes_with_split_heads(cache) -> None:
     """The compiler refuses a part of a slice whose devices talk to each other."""
@@ -217,7 +206,6 @@ def test_a_host_of_several_decodes_with_split_heads(cache) -> None:
     assert measure(generate, "v5e:4x4", cache).peak_bytes > 0
 
 
-@pytest.mark.thorough
 @needs_libtpu
 @pytest.mark.parametrize("topology", ["2xv5e:2x4", "2xv6e:2x4"])
 def test_only_gradients_cross_slices(cache, topology: str) -> None:

@@ -202,8 +202,8 @@ def test_samples_are_of_steps_evenly_apart_and_of_the_last(tmp_path: Path, steps
 @pytest.mark.parametrize(
     ("letter", "runs"),
     [
-        pytest.param("a", 1, marks=pytest.mark.thorough),
-        pytest.param("数", 1, marks=pytest.mark.thorough),
+        ("a", 1),
+        ("数", 1),
         ("<", 2),
     ],
 )
@@ -256,7 +256,6 @@ def command(*arguments) -> subprocess.CompletedProcess:
     return subprocess.run(full, env=environment, capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.thorough
 def test_the_command(tmp_path: Path) -> None:
     one, two = write(tmp_path / "one", 3), write(tmp_path / "two", 2, lr=2e-3, ended=False)
     done = command(one)

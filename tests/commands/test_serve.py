@@ -267,8 +267,7 @@ def test_a_message_in_parts(chat) -> None:
     assert answers[0].choices == answers[1].choices
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("count", [100, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [100, 500])
 def test_requests_at_once_all_get_their_own_answer(url, model, alone, count) -> None:
     rng = random.Random(0)
     prompts = ["".join(rng.choices("abcdefgh ", k=rng.randint(1, 30))) for _ in range(count)]
@@ -370,7 +369,6 @@ def test_an_option_is_refused_by_name_with_the_reason(chat, option, reason) -> N
     assert f"{name}=" in str(refused.value)
 
 
-@pytest.mark.thorough
 def test_a_served_name_replaces_the_directory(model, environment: dict[str, str]) -> None:
     port = free_port()
     flags = ("--port", str(port), "--served-model-name", "smol")
@@ -423,7 +421,6 @@ def test_other_paths_and_methods_are_refused(url, method, path, status) -> None:
     assert answer.status_code == status and answer.json()["error"]["message"]
 
 
-@pytest.mark.thorough
 def test_a_mistake_in_the_command_is_one_line(model, environment: dict[str, str]) -> None:
     with server_process(model, environment, "--config.rollout.num_slots=-1") as server:
         assert server.wait(60) == 2
@@ -536,7 +533,6 @@ def test_a_client_that_leaves_frees_its_slot(alone) -> None:
     assert worker.num_reserved == 0
 
 
-@pytest.mark.thorough
 def test_jetstreams_client_gets_the_same_greedy_tokens(
     model, environment: dict[str, str], alone
 ) -> None:

@@ -74,7 +74,6 @@ def test_the_page_follows_a_growing_file(tmp_path: Path, tab: Tab) -> None:
         tab.wait_for(f"{STEP} === 'step 2'")
 
 
-@pytest.mark.slow
 def test_the_page_follows_a_run_of_ten_minutes(tmp_path: Path, tab: Tab) -> None:
     """A step every two seconds: the page keeps up, and its memory does not grow with the steps."""
     run = write_run(tmp_path / "run", 3)

@@ -262,9 +262,6 @@ def name_model(model: str, hub_id: str) -> None:
     path.symlink_to(model)
 
 
-@pytest.mark.quick_cases(
-    "open-r1: supervised fine-tuning", "open-r1: supervised fine-tuning: generate"
-)
 @pytest.mark.parametrize("translation", named_translations())
 def test_a_translated_command_runs(
     translation: Translation, model: str, directory: Path, monkeypatch: pytest.MonkeyPatch

@@ -136,13 +136,12 @@ def alone(engine: Engine, base: qwen.Params, name: str) -> Answers:
     return complete(engine, params, {name: BASE_MODEL})[name]
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("has_int8_base", "shape"),
     [
         (False, (1, 1)),
-        pytest.param(True, (1, 1), marks=pytest.mark.thorough),
-        pytest.param(False, (2, 2), marks=pytest.mark.slow),
+        (True, (1, 1)),
+        (False, (2, 2)),
     ],
 )
 def test_a_batch_of_many_adapters_samples_as_each_alone(has_int8_base, shape) -> None:
@@ -215,7 +214,6 @@ def test_samples_of_one_prompt_share_pages_only_with_the_same_weights() -> None:
         ]
 
 
-@pytest.mark.thorough
 def test_a_snapshot_does_not_change_when_its_source_does() -> None:
     engine = engine_in()
     bank = bank_of(engine, base_of(engine))
@@ -380,7 +378,7 @@ def test_a_slot_that_its_adapter_leaves_has_zeros() -> None:
     assert largest(1) == 0
 
 
-@pytest.mark.parametrize("name", ["six", pytest.param("words", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("name", ["six", "words"])
 def test_a_huge_adapter_changes_no_other_row_and_no_later_one(name) -> None:
     """Its own rows overflow to NaN, also in pages that others get afterwards."""
     engine = engine_in()

@@ -54,7 +54,6 @@ def complete(dtype: str, params: qwen.Params) -> test_engine.Completions:
     return test_engine.by_key(list(scheduler.run(groups, test_engine.GROUP, 0.7, seed)))
 
 
-@pytest.mark.thorough_cases("bfloat16")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_an_untrained_adapter_samples_the_base_bit_for_bit(dtype: str) -> None:
     adapter = adapters.init(MODEL, ADAPTER, jax.random.key(0))
@@ -94,7 +93,6 @@ def mismatch(params: qwen.Params) -> float:
     return float(np.concatenate(gaps).max())
 
 
-@pytest.mark.thorough
 def test_with_an_int8_base_sampler_and_trainer_compute_the_same_function() -> None:
     """The mismatch is that of rounding in fp32, as it is without. The tokens are others."""
     adapter = trained_adapter()
@@ -111,7 +109,6 @@ def test_with_an_int8_base_sampler_and_trainer_compute_the_same_function() -> No
     assert np.abs(np.subtract(int8_logps, plain_logps)).max() > 1e-4
 
 
-@pytest.mark.thorough
 def test_an_int8_base_samples_what_the_dequantized_model_does() -> None:
     adapter = trained_adapter()
     params = joined("float32", adapter, has_int8_base=True)
@@ -122,7 +119,6 @@ def test_an_int8_base_samples_what_the_dequantized_model_does() -> None:
     test_engine.assert_same(found, complete("float32", merged))
 
 
-@pytest.mark.thorough
 def test_a_trained_adapter_samples_what_the_merged_model_does() -> None:
     adapter = trained_adapter()
 

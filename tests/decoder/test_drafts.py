@@ -30,9 +30,7 @@ from test_engine import (
     new_engine,
     params_on,
     seed_on,
-    slow,
     text_of,
-    thorough,
 )
 
 from jzero import attention
@@ -146,7 +144,6 @@ def test_a_draft_follows_the_latest_of_the_longest_matches(reach: int, match: in
 # -- the same tokens -------------------------------------------------------------------------------
 
 
-@pytest.mark.quick_cases("ngram-0.0", "history-0.0", "history-0.7")
 @pytest.mark.parametrize("temperature", [0.0, TEMPERATURE])
 @pytest.mark.parametrize("kind", [*KINDS])
 def test_every_kind_of_draft_gives_the_same_tokens(kind: str, temperature: float) -> None:
@@ -167,8 +164,6 @@ def test_every_kind_of_draft_gives_the_same_tokens(kind: str, temperature: float
 FAMILIES = ["llama", "qwen3", "gemma3", "qwen3_moe"]
 
 
-@pytest.mark.quick_cases("gemma3")
-@pytest.mark.thorough_cases("qwen3_moe")  # llama and qwen3 differ in nothing that drafts touch
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_gives_the_same_tokens(name: str) -> None:
     want = base(name)
@@ -187,7 +182,6 @@ ARRANGEMENTS = {
 }
 
 
-@pytest.mark.quick_cases("preempted")
 @pytest.mark.parametrize("arrangement", [*ARRANGEMENTS])
 def test_drafts_do_not_depend_on_the_arrangement(arrangement: str) -> None:
     engine = make(draft=SHORT_HISTORY, **ARRANGEMENTS[arrangement])
@@ -197,7 +191,6 @@ def test_drafts_do_not_depend_on_the_arrangement(arrangement: str) -> None:
     assert (scheduler.counters.preempted > 0) == (arrangement == "preempted")
 
 
-@pytest.mark.thorough
 def test_preempted_sequences_are_prefilled_in_chunks() -> None:
     engine = new_engine(draft=SHORT_HISTORY, **ARRANGEMENTS["preempted"])
     engine.chunk_tokens = 8
@@ -206,7 +199,6 @@ def test_preempted_sequences_are_prefilled_in_chunks() -> None:
     assert_same(got, base())
 
 
-@pytest.mark.thorough
 def test_an_int8_cache_gives_the_same_tokens() -> None:
     settings = {"kv_dtype": "int8"}
     want, _ = complete(make(**settings))
@@ -216,10 +208,9 @@ def test_an_int8_cache_gives_the_same_tokens() -> None:
     assert_same(got, want, atol=1e-4)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     "filters",
-    [{"top_k": 5}, {"top_p": 0.6}, thorough({"min_p": 0.1}), thorough({"top_k": 7, "top_p": 0.8})],
+    [{"top_k": 5}, {"top_p": 0.6}, {"min_p": 0.1}, {"top_k": 7, "top_p": 0.8}],
     ids=str,
 )
 def test_filters_give_the_same_tokens(filters: dict[str, float]) -> None:
@@ -239,7 +230,7 @@ def test_stop_strings_end_the_same_responses() -> None:
     assert scheduler.counters.accepted_tokens > 0
 
 
-@pytest.mark.parametrize("name", ["qwen2", slow("hybrid")])
+@pytest.mark.parametrize("name", ["qwen2", "hybrid"])
 def test_requests_keep_their_filters_and_their_temperature(name: str) -> None:
     """As in a server: every sequence has its own, and a call may have fewer steps."""
     samples = Samples(is_trained=False, has_choices=True)
@@ -291,8 +282,7 @@ def test_a_wrong_rule_of_acceptance_gives_other_tokens(monkeypatch: pytest.Monke
         assert_same(got, base())
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", ["qwen3_moe", slow("hybrid_moe")])
+@pytest.mark.parametrize("name", ["qwen3_moe", "hybrid_moe"])
 def test_recorded_tracks_are_those_of_the_same_tokens(name: str) -> None:
     """The routes of inputs, and the tokens that the filters keep."""
     mesh = make_mesh(jax.devices()[:1], {"slots": 1, "tensor": 1})
@@ -318,7 +308,6 @@ HYBRIDS = ["hybrid", "hybrid_moe"]
 STATE_TOLERANCE = 2e-5
 
 
-@pytest.mark.thorough_cases("0.7-history-hybrid", "0.0-one token-hybrid_moe")
 @pytest.mark.parametrize("name", HYBRIDS)
 @pytest.mark.parametrize("kind", [*KINDS])
 @pytest.mark.parametrize("temperature", [0.0, TEMPERATURE])
@@ -333,7 +322,6 @@ def test_states_follow_the_accepted_tokens(temperature: float, kind: str, name: 
         assert counters.decoded_tokens > 3 * counters.draft_passes
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [2, 16])
 def test_states_follow_drafts_of_any_length(tokens: int) -> None:
     draft = History(tokens=tokens, reach=48, cost=1.0)
@@ -342,7 +330,6 @@ def test_states_follow_drafts_of_any_length(tokens: int) -> None:
     assert scheduler.counters.accepted_tokens > 0
 
 
-@pytest.mark.thorough_cases("2 shards x tensor 2-hybrid")
 @pytest.mark.parametrize("name", HYBRIDS)
 @pytest.mark.parametrize("arrangement", [*ARRANGEMENTS])
 def test_states_do_not_depend_on_the_arrangement(arrangement: str, name: str) -> None:
@@ -353,7 +340,6 @@ def test_states_do_not_depend_on_the_arrangement(arrangement: str, name: str) ->
     assert (scheduler.counters.preempted > 0) == (arrangement == "preempted")
 
 
-@pytest.mark.thorough_cases("ids-False", "strings-False")
 @pytest.mark.parametrize("evict", [False, True])
 @pytest.mark.parametrize("stop", [(), ("!", "A", "Z", "k")], ids=["ids", "strings"])
 def test_states_follow_the_tokens_of_replies(stop: tuple[str, ...], evict: bool) -> None:
@@ -367,7 +353,6 @@ def test_states_follow_the_tokens_of_replies(stop: tuple[str, ...], evict: bool)
         assert got.counters.draft_passes < got.counters.decoded_tokens
 
 
-@pytest.mark.thorough
 def test_stop_strings_end_the_same_responses_of_a_hybrid() -> None:
     stop = ("A", "k", "Z", "5")
     uncut = base("hybrid")
@@ -378,7 +363,6 @@ def test_stop_strings_end_the_same_responses_of_a_hybrid() -> None:
     assert scheduler.counters.accepted_tokens > 0
 
 
-@pytest.mark.thorough  # also in test_exactness.py, with all of XLA's optimizations
 def test_exact_states_have_the_same_bits() -> None:
     mesh = make_mesh(jax.devices()[:1], {"slots": 1, "tensor": 1})
 
@@ -401,7 +385,6 @@ FAULTS: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
-@pytest.mark.thorough_cases("one token too many")
 @pytest.mark.parametrize("fault", [*FAULTS])
 def test_a_state_of_other_tokens_is_noticed(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     after_draft = slot_state.after_draft
@@ -481,7 +464,7 @@ def test_drafts_are_tried_as_long_as_they_pay() -> None:
     assert gains(always, [1.1, 3.0, 5.0]).argmax() == 0
 
 
-@pytest.mark.parametrize("name", ["qwen2", slow("hybrid")])
+@pytest.mark.parametrize("name", ["qwen2", "hybrid"])
 def test_an_engine_measures_the_cost_once(capsys: pytest.CaptureFixture[str], name: str) -> None:
     engine = new_engine(name, draft=Ngram(tokens=3))
     got, _ = complete_with(engine)
@@ -506,7 +489,6 @@ def test_drafts_that_cannot_pay_are_off() -> None:
     assert engine.paying_drafter is None
 
 
-@pytest.mark.quick_cases("qwen2")
 @pytest.mark.parametrize("name", ["qwen2", "hybrid"])
 def test_a_plan_compiles_the_pass_with_drafts(name: str) -> None:
     engine = make(name, draft=KINDS["group"])

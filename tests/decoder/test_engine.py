@@ -155,16 +155,6 @@ Completions = dict[tuple[int, int], Sequence]  # (prompt, sample) -> its finishe
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
-def thorough(*values: object, id: str | None = None) -> object:
-    """A case that runs only with --thorough: the default run has another one of its kind."""
-    return pytest.param(*values, marks=pytest.mark.thorough, id=id)
-
-
-def slow(*values: object, id: str | None = None) -> object:
-    """A case that runs only with --all: --thorough has another one of its kind."""
-    return pytest.param(*values, marks=pytest.mark.slow, id=id)
-
-
 @cache
 def host_params(name: str) -> qwen.Params:
     """Every leaf is random, norms around 1, so that each of them matters.
@@ -354,8 +344,7 @@ def scored(
         yield sequence, np.asarray(logits[i, response], np.float64), np.asarray(logps[i, response])
 
 
-@pytest.mark.quick_cases("qwen2")
-@pytest.mark.parametrize("name", ["qwen2", "qwen3", "gemma3", "gemma2", thorough("llama")])
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "gemma3", "gemma2", "llama"])
 def test_greedy_is_the_argmax_of_the_full_forward(name) -> None:
     completions = base(name, 0.0)
     for sequence, logits, logps in scored(make(name), completions, 1.0):
@@ -380,7 +369,6 @@ def uniform_number() -> Callable:
 SHORT_PROMPTS = [PROMPTS[3][:length] for length in (17, 1, 2, 15)]
 
 
-@pytest.mark.quick_cases("qwen2", "qwen2-short", "qwen3")
 @pytest.mark.parametrize(
     "name, prompts",
     [
@@ -388,7 +376,7 @@ SHORT_PROMPTS = [PROMPTS[3][:length] for length in (17, 1, 2, 15)]
         pytest.param("qwen3", None, id="qwen3"),
         pytest.param("hybrid", None, id="hybrid"),
         pytest.param("qwen2", SHORT_PROMPTS, id="qwen2-short"),
-        slow("qwen3", SHORT_PROMPTS, id="qwen3-short"),
+        pytest.param("qwen3", SHORT_PROMPTS, id="qwen3-short"),
     ],
 )
 def test_samples_invert_the_full_forwards_distribution_at_their_own_noise(name, prompts) -> None:
@@ -409,8 +397,7 @@ def test_samples_invert_the_full_forwards_distribution_at_their_own_noise(name, 
     assert num_not_greedy > 20
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("dtype, bound", [slow("float32", 0.03), ("bfloat16", 0.15)])
+@pytest.mark.parametrize("dtype, bound", [("float32", 0.03), ("bfloat16", 0.15)])
 def test_logps_with_a_bfloat16_cache_are_near(dtype, bound) -> None:
     """bfloat16 keeps 8 bits: 0.4% of every key and value, and of every activation in bfloat16."""
     engine = make(dtype=dtype, kv_dtype="bfloat16")
@@ -436,10 +423,9 @@ def largest_gap(engine: Engine, completions: Completions) -> float:
     return float(np.concatenate(gaps).max())
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("shape", "kv_dtype"),
-    [((1, 1), "int8"), thorough((2, 2), "int8"), thorough((1, 1), "fp8")],
+    [((1, 1), "int8"), ((2, 2), "int8"), ((1, 1), "fp8")],
     ids=str,
 )
 def test_an_8_bit_cache_is_near_and_does_not_depend_on_the_arrangement(shape, kv_dtype) -> None:
@@ -457,7 +443,7 @@ def test_an_8_bit_cache_is_near_and_does_not_depend_on_the_arrangement(shape, kv
     assert_same(again, completions, atol=2e-2)
 
 
-@pytest.mark.parametrize(("precision", "bound"), [thorough("int8", 0.2), ("fp8", 0.8)])
+@pytest.mark.parametrize(("precision", "bound"), [("int8", 0.2), ("fp8", 0.8)])
 def test_8_bit_weights_are_near_and_need_their_scales(precision, bound) -> None:
     engine = make()
     replicated = NamedSharding(engine.mesh, P())
@@ -505,8 +491,7 @@ def test_kernels_that_read_no_8_bit_pages_refuse_them(kv_dtype: str) -> None:
         Engine(CONFIGS["qwen2"], settings, mesh, STOP_IDS, "float32", "exact")
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", ["qwen2", thorough("gemma3"), slow("qwen3")])
+@pytest.mark.parametrize("name", ["qwen2", "gemma3", "qwen3"])
 def test_logits_may_be_made_in_parts(name) -> None:
     """As where VMEM is small. Greedy tokens stay; sampled ones are others of the distribution."""
     engine = new_engine(name)
@@ -538,26 +523,9 @@ ARRANGEMENTS = {
         "num_pages": 46,
     },
 }
-DEFAULT_ARRANGEMENTS = ("2 shards x tensor 2", "preempted")
-# Other cases have pages that do not divide the prompt, and tensor parallelism.
-SLOW_ARRANGEMENTS = ("page of 12", "tensor 2", "preempted, 2 shards")
 
 
-def arrangements() -> list[object]:
-    """Returns the names of all arrangements, as parameters of a test."""
-    parameters: list[object] = []
-    for name in ARRANGEMENTS:
-        if name in DEFAULT_ARRANGEMENTS:
-            parameters.append(name)
-        elif name in SLOW_ARRANGEMENTS:
-            parameters.append(slow(name))
-        else:
-            parameters.append(thorough(name))
-    return parameters
-
-
-@pytest.mark.quick_cases("preempted")
-@pytest.mark.parametrize("arrangement", arrangements())
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
 def test_completions_do_not_depend_on_the_arrangement(arrangement) -> None:
     engine = make(**ARRANGEMENTS[arrangement])
     got, scheduler = complete(engine)
@@ -587,7 +555,6 @@ CHUNKED = {
 }
 
 
-@pytest.mark.thorough_cases("8-one shard")
 @pytest.mark.parametrize("arrangement", ["one shard", "2 shards x tensor 2", "8 bits"])
 @pytest.mark.parametrize("chunk_tokens", [8, 20])
 def test_preempted_sequences_may_be_prefilled_in_chunks(
@@ -630,7 +597,6 @@ def test_what_returns_with_more_than_pages_is_prefilled_at_once() -> None:
     assert not make("hybrid").can_prefill_in_chunks()
 
 
-@pytest.mark.quick_cases("qwen2")
 @pytest.mark.parametrize("name", ["qwen2", "gemma2", "qwen3_moe", "hybrid_moe"])
 def test_a_single_slot_of_a_tpu_is_multiplied_with_rows_of_padding(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -660,15 +626,13 @@ def test_completions_do_not_depend_on_their_company() -> None:
     assert first != second
 
 
-@pytest.mark.thorough
 def test_a_shard_without_work_does_not_hold_up_the_others() -> None:
     """With tensor > 1 a step has collectives that wait for all devices; this run used to abort."""
     completions, _ = complete(make(**ARRANGEMENTS["2 shards x tensor 2"]), PROMPTS[:1], group=1)
     assert_same(completions, {(0, 0): base("qwen3")[0, 0]})
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("shape", [slow((1, 1)), (1, 2)], ids=["tensor 1", "tensor 2"])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 2)], ids=["tensor 1", "tensor 2"])
 def test_kernels_may_lay_out_the_pools(shape) -> None:
     """As on a TPU: several heads in a row, and splash attention for prompts."""
 
@@ -689,8 +653,7 @@ def test_kernels_may_lay_out_the_pools(shape) -> None:
     assert_same(complete(engine)[0], base())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", [(1, 1), slow((1, 2))], ids=["tensor 1", "tensor 2"])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 2)], ids=["tensor 1", "tensor 2"])
 def test_one_kernel_may_rotate_write_and_attend(shape, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with `model.attention=tpu_fused`.
 
@@ -728,7 +691,7 @@ def test_one_kernel_may_rotate_write_and_attend(shape, monkeypatch: pytest.Monke
 # -- the compiled programs ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["qwen2", thorough("gemma3"), slow("qwen3")])
+@pytest.mark.parametrize("name", ["qwen2", "gemma3", "qwen3"])
 def test_no_device_gathers_the_logits(name) -> None:
     """Of a vocabulary that is split over tensor, less is gathered than one slot's logits each."""
     engine = make(name, shape=(1, 2))
@@ -739,7 +702,7 @@ def test_no_device_gathers_the_logits(name) -> None:
     assert sizes and max(sizes) < engine.max_concurrent_decodes * engine.model.vocab_size
 
 
-@pytest.mark.parametrize("shape", [slow((1, 1)), (2, 2)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (2, 2)], ids=str)
 def test_pages_are_written_in_place(shape) -> None:
     """XLA keeps no second copy of the pools."""
     jax.config.update("jax_disable_most_optimizations", False)
@@ -921,7 +884,7 @@ def test_stop_strings_and_preemption() -> None:
 # -- the life of a scheduler ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arrangement", [thorough("2 slots"), "preempted"])
+@pytest.mark.parametrize("arrangement", ["2 slots", "preempted"])
 def test_cancel_frees_everything_and_the_engine_serves_the_next(arrangement) -> None:
     engine = make(**ARRANGEMENTS[arrangement])
     scheduler = Scheduler(engine, params_on(engine), text_of)
@@ -938,7 +901,6 @@ def test_cancel_frees_everything_and_the_engine_serves_the_next(arrangement) -> 
     assert_same(another_scheduler, base())
 
 
-@pytest.mark.quick_cases("preempted")
 @pytest.mark.parametrize("arrangement", ["2 slots", "preempted"])
 def test_a_drained_run_ends_the_turns_that_have_begun_and_begins_no_other(arrangement) -> None:
     """A sequence that is preempted within its turn returns, and ends it."""
@@ -1010,10 +972,10 @@ def test_load_params_gives_the_decoders_layout_and_dtype() -> None:
 @pytest.mark.parametrize(
     "arrangement, slot",
     [
-        thorough("2 slots", 1),
+        ("2 slots", 1),
         ("2 shards x tensor 2", 6),
-        thorough("3 slots, 1-token calls", 2),
-        thorough("4 shards", 6),
+        ("3 slots, 1-token calls", 2),
+        ("4 shards", 6),
     ],
 )
 def test_prefill_insert_generate_by_hand(arrangement, slot) -> None:
@@ -1050,8 +1012,7 @@ def test_prefill_insert_generate_by_hand(arrangement, slot) -> None:
     np.testing.assert_allclose(logps, want.new_logps, atol=1e-5)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("shape", [slow((1, 1)), (1, 2)], ids=["tensor 1", "tensor 2"])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 2)], ids=["tensor 1", "tensor 2"])
 def test_a_backend_may_do_all_of_a_step_s_attention(shape: tuple[int, int]) -> None:
     """It rotates queries and keys itself, writes the new token and attends."""
 

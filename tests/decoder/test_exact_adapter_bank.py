@@ -20,8 +20,7 @@ def test_a_bank_of_an_int8_base_is_not_exact() -> None:
     assert can_hold(engine.model, base, exact=False)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_exact_batches_have_the_bits_of_each_adapter_alone(dtype) -> None:
     engine = bank_tests.engine_in(dtype, is_exact=True)
     base = bank_tests.base_of(engine, False)

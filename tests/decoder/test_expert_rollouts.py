@@ -10,14 +10,12 @@ NAME = "qwen3_moe"
 NAMES = [NAME, "hybrid_moe"]
 
 
-@pytest.mark.quick_cases(NAME)
 @pytest.mark.parametrize("name", NAMES)
 def test_sampled_log_probs_are_those_of_the_trainer(name: str) -> None:
     for sequence, _, logps in scored(make(name), base(name), TEMPERATURE):
         np.testing.assert_allclose(sequence.new_logps, logps, atol=1e-5)
 
 
-@pytest.mark.thorough_cases("3 slots-qwen3_moe", "2 shards x tensor 4-hybrid_moe")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "arrangement",

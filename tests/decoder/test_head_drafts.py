@@ -144,7 +144,6 @@ class Proposals:
         return wrong
 
 
-@pytest.mark.quick_cases("one")
 @pytest.mark.parametrize("draft", [DRAFT, ONE], ids=["three", "one"])
 def test_drafts_are_those_of_the_head(monkeypatch: pytest.MonkeyPatch, draft: Mtp) -> None:
     """Its attention sees the whole text, in the prompt, after rejections, and over pages."""
@@ -159,7 +158,6 @@ def test_drafts_are_those_of_the_head(monkeypatch: pytest.MonkeyPatch, draft: Mt
     assert proposals.wrong(engine, got) == []
 
 
-@pytest.mark.thorough
 def test_a_wrong_pair_of_the_head_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tokens are still the same: only the drafts are others."""
     run_head = head_drafts.run_head
@@ -175,14 +173,12 @@ def test_a_wrong_pair_of_the_head_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
     assert proposals.wrong(engine, got)
 
 
-@pytest.mark.thorough
 def test_sampled_drafts_have_the_noise_of_their_position() -> None:
     got, scheduler = complete_with(make("hybrid_mtp", draft=DRAFT, page_size=4))
     assert_same(got, base("hybrid"), STATE_TOLERANCE)
     assert 0 < scheduler.counters.accepted_tokens < scheduler.counters.drafted_tokens
 
 
-@pytest.mark.thorough
 def test_a_wrong_rule_of_acceptance_gives_other_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft_program, "is_accepted", accept_all)
     got, _ = complete_with(new_engine("hybrid_mtp", draft=DRAFT))
@@ -190,7 +186,6 @@ def test_a_wrong_rule_of_acceptance_gives_other_tokens(monkeypatch: pytest.Monke
         assert_same(got, base("hybrid"), STATE_TOLERANCE)
 
 
-@pytest.mark.thorough_cases("preempted")
 @pytest.mark.parametrize("arrangement", [*ARRANGEMENTS])
 def test_drafts_of_a_head_do_not_depend_on_the_arrangement(arrangement: str) -> None:
     engine = make("hybrid_mtp", draft=DRAFT, **ARRANGEMENTS[arrangement])
@@ -200,7 +195,6 @@ def test_drafts_of_a_head_do_not_depend_on_the_arrangement(arrangement: str) -> 
     assert (scheduler.counters.preempted > 0) == (arrangement == "preempted")
 
 
-@pytest.mark.thorough_cases("False")
 @pytest.mark.parametrize("evict", [False, True])
 def test_turns_give_the_same_episodes(evict: bool) -> None:
     want = test_turns.converse(make("hybrid", **test_turns.SIZES))
@@ -210,7 +204,6 @@ def test_turns_give_the_same_episodes(evict: bool) -> None:
     assert got.tokens.keys() == want.tokens.keys()
 
 
-@pytest.mark.thorough
 def test_exact_numbers_have_the_same_bits() -> None:
     mesh = make_mesh(jax.devices()[:1], {"slots": 1, "tensor": 1})
 
@@ -225,7 +218,6 @@ def test_exact_numbers_have_the_same_bits() -> None:
     assert 0 < scheduler.counters.accepted_tokens < scheduler.counters.drafted_tokens
 
 
-@pytest.mark.slow
 def test_requests_keep_their_filters_and_their_temperature() -> None:
     samples = Samples(is_trained=False, has_choices=True)
     choices = [Filters(), Filters(top_k=3), Filters(top_p=0.5), Filters(min_p=0.2)]
@@ -244,7 +236,6 @@ def test_requests_keep_their_filters_and_their_temperature() -> None:
     assert decode(make("hybrid_mtp", draft=DRAFT)) == decode(make("hybrid"))
 
 
-@pytest.mark.thorough
 def test_a_plan_compiles_the_programs_of_a_head() -> None:
     engine = make("hybrid_mtp", draft=DRAFT)
     calls = abstract_calls(engine, params_on(engine), [(1, 32)])

@@ -87,7 +87,6 @@ def updated(settings: config.Config, rollouts: list[Rollout]) -> UpdateResult:
     return result
 
 
-@pytest.mark.thorough
 def test_sampler_and_trainer_have_the_same_probabilities_over_the_kept_tokens() -> None:
     settings = filtered_settings()
     rollouts, not_trained = rollouts_of(settings)
@@ -115,7 +114,6 @@ def test_sampler_and_trainer_have_the_same_probabilities_over_the_kept_tokens() 
     np.testing.assert_array_equal(restored.tokens["kept"], rollouts[0].tokens["kept"])
 
 
-@pytest.mark.thorough
 def test_in_plain_rows_it_is_the_same_step() -> None:
     settings = filtered_settings()
     rollouts, _ = rollouts_of(settings)

@@ -234,17 +234,9 @@ ARRANGEMENTS = {
 
 @pytest.mark.parametrize(
     "arrangement",
-    [
-        "qwen2",
-        "few pages",
-        *(
-            pytest.param(name, marks=pytest.mark.thorough)
-            for name in ("gemma3", "llama", "2 shards", "int8")
-        ),
-        pytest.param("fp8", marks=pytest.mark.slow),
-    ],
+    ["qwen2", "few pages", "gemma3", "llama", "2 shards", "int8", "fp8"],
 )
-@pytest.mark.parametrize("temperature", [0.0, pytest.param(0.7, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_tokens_are_the_same_with_the_cache_and_without(arrangement, temperature) -> None:
     chosen = SIZES | ARRANGEMENTS[arrangement]
     with_cache, without = in_rounds(PROMPTS), in_rounds(PROMPTS)
@@ -331,7 +323,6 @@ def test_the_next_turn_of_a_chat_computes_only_what_is_new() -> None:
     test_engine.assert_empty(engine)
 
 
-@pytest.mark.thorough
 def test_episodes_that_lose_their_slot_return_to_their_pages() -> None:
     kept = test_turns.converse(make("qwen2", **test_turns.SIZES))
     sizes = test_turns.SIZES | {"page_size": PAGE}

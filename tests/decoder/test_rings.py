@@ -24,7 +24,6 @@ from test_engine import (
     params_on,
     seed_on,
     text_of,
-    thorough,
 )
 from tiny import decoder_of, tiny_settings
 
@@ -140,11 +139,11 @@ ARRANGEMENTS = {
     "4 shards x tensor 2": {"shape": (4, 2)},
     "int8": {"kv_dtype": "int8"},
 }
-DEFAULT = ("groups",)
 
 
 @pytest.mark.parametrize(
-    "arrangement", [name if name in DEFAULT else thorough(name, id=name) for name in ARRANGEMENTS]
+    "arrangement",
+    ARRANGEMENTS,
 )
 def test_tokens_are_those_of_layers_that_keep_all_pages(arrangement: str) -> None:
     settings = {"name": "local"} | LONG | ARRANGEMENTS[arrangement]
@@ -170,7 +169,7 @@ def test_a_ring_with_a_page_less_gives_other_tokens(monkeypatch: pytest.MonkeyPa
         assert_same(completions, decode(with_all_pages()), atol=1e-4)
 
 
-@pytest.mark.parametrize("chunk_tokens", [24, thorough(4, id="4")])
+@pytest.mark.parametrize("chunk_tokens", [24, pytest.param(4, id="4")])
 def test_preempted_sequences_are_prefilled_in_chunks(chunk_tokens: int) -> None:
     """Chunks write over the window that they read, or take several calls for a window."""
     engine = new_engine("local", **LONG, num_pages=60)
@@ -183,7 +182,6 @@ def test_preempted_sequences_are_prefilled_in_chunks(chunk_tokens: int) -> None:
     assert_same(completions, decode(with_all_pages()), atol=1e-4)
 
 
-@pytest.mark.thorough
 def test_rejected_drafts_leave_the_window_as_it_was() -> None:
     expected = decode(with_all_pages())
     engine = make("local", **LONG, draft=HISTORY)
@@ -202,7 +200,9 @@ TURNS = test_turns.SIZES | {"page_size": 2}
 STOP = ("!", "A", "Z", "k")
 
 
-@pytest.mark.parametrize("evict", [False, thorough(True, id="evicted")], ids=["kept", "evicted"])
+@pytest.mark.parametrize(
+    "evict", [False, pytest.param(True, id="evicted")], ids=["kept", "evicted"]
+)
 def test_a_turn_may_go_on_after_its_stop_string(evict: bool) -> None:
     """Calls in flight write tokens after the end of a turn, where the reply begins."""
     engine = make("local", **TURNS)
@@ -213,7 +213,6 @@ def test_a_turn_may_go_on_after_its_stop_string(evict: bool) -> None:
     test_turns.assert_same(conversation, converse_with_all_pages(), atol=1e-4)
 
 
-@pytest.mark.thorough
 def test_a_ring_without_room_for_these_tokens_gives_other_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -230,7 +229,6 @@ def converse_with_all_pages() -> test_turns.Conversation:
     return test_turns.converse(make("local", **TURNS, prefix_cache="on"), stop=STOP)
 
 
-@pytest.mark.thorough
 def test_chunks_replace_the_pages_that_they_read_without_a_copy_of_the_pool() -> None:
     engine = new_engine("local", **(LONG | {"num_slots": 128, "max_new_tokens": 512}))
     engine.chunk_tokens = 32
@@ -271,7 +269,6 @@ def scores_with_all_pages() -> list[np.ndarray]:
     return score(with_all_pages())
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("score_tokens", [8, 64])
 def test_given_tokens_have_the_scores_of_layers_that_keep_all_pages(score_tokens: int) -> None:
     """Chunks are shorter than a ring, or longer. The row for scoring serves all sequences."""
@@ -283,7 +280,6 @@ def test_given_tokens_have_the_scores_of_layers_that_keep_all_pages(score_tokens
         np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-@pytest.mark.thorough
 def test_scoring_and_sampling_do_not_touch_the_rings_of_each_other() -> None:
     """Prompts are inserted between the chunks of a sequence that is scored."""
     engine = make("local", **LONG)

@@ -72,7 +72,6 @@ def updated(
     return result
 
 
-@pytest.mark.thorough
 def test_replayed_experts_reproduce_the_log_probs() -> None:
     """The trainer's router is another one, and would send most tokens elsewhere."""
     settings = moe_settings({"data": 1, "fsdp": 1, "tensor": 1})
@@ -98,7 +97,6 @@ def test_replayed_experts_reproduce_the_log_probs() -> None:
     np.testing.assert_array_equal(restored.tokens["routes"], rollouts[0].tokens["routes"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -114,7 +112,6 @@ def test_routes_are_replayed_on_every_mesh(sizes: dict[str, int]) -> None:
     assert replayed.metrics["policy/mismatch_max"] < 1e-4
 
 
-@pytest.mark.slow
 def test_a_preempted_sequence_remembers_all_its_routes() -> None:
     """Two sequences have pages at a time; the others begin again with a prefill."""
     settings = moe_settings(

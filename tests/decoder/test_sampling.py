@@ -21,11 +21,6 @@ restrict = jax.jit(sampling.restrict, static_argnums=1)
 restrict_slots = jax.jit(sampling.restrict)
 
 
-def thorough(*values: object) -> object:
-    """A case that runs only with --thorough: the default run has another one of its kind."""
-    return pytest.param(*values, marks=pytest.mark.thorough)
-
-
 def parts_of(vocabulary: int, width: int) -> list[slice]:
     """Cuts a vocabulary into parts of `width` tokens; the last part may be shorter."""
     starts = range(0, vocabulary, width)
@@ -101,8 +96,8 @@ def chi_square_p_value(counts: np.ndarray, expected: np.ndarray) -> float:
     return stats.chisquare(fold(counts), fold(expected)).pvalue
 
 
-@pytest.mark.parametrize("width", [thorough(VOCABULARY), thorough(128), 90])
-@pytest.mark.parametrize("temperature", [1.0, thorough(0.6)])
+@pytest.mark.parametrize("width", [VOCABULARY, 128, 90])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_tokens_follow_the_softmax(temperature: float, width: int) -> None:
     logits = random_logits(1)[0]
 
@@ -116,9 +111,9 @@ def test_tokens_follow_the_softmax(temperature: float, width: int) -> None:
 @pytest.mark.parametrize(
     ("filters", "width"),
     [
-        thorough(ALLOW_ALL, VOCABULARY),
+        (ALLOW_ALL, VOCABULARY),
         (ALLOW_ALL, 70),
-        thorough(ALLOW_ALL, 256),
+        (ALLOW_ALL, 256),
         (Filters(top_k=5, top_p=0.9, min_p=0.1), VOCABULARY),
     ],
 )
@@ -140,7 +135,7 @@ def test_logps_are_at_the_sampling_temperature_over_the_full_vocabulary(
     assert (np.asarray(tokens)[::2] == logits[::2].argmax(-1)).all()
 
 
-@pytest.mark.parametrize("width", [thorough(VOCABULARY), 100])
+@pytest.mark.parametrize("width", [VOCABULARY, 100])
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
 def test_low_temperature_and_extreme_logits_stay_finite(scale: float, width: int) -> None:
     logits = random_logits(16, scale=scale)
@@ -237,7 +232,6 @@ def test_filters_of_slots_equal_sorting_and_the_filters_of_a_program(filters) ->
         np.testing.assert_array_equal(restricted[row : row + 1], restrict(one, item))
 
 
-@pytest.mark.quick_cases("0.7-Filters(top_k=30, top_p=0.8, min_p=0.0)")
 @pytest.mark.parametrize(
     "filters",
     [Filters(top_k=20), Filters(top_k=VOCABULARY + 1, min_p=0.02), Filters(top_k=30, top_p=0.8)],
@@ -264,7 +258,6 @@ def test_the_tokens_that_were_kept_are_returned_and_hold_all_of_the_mass(
         assert logp == pytest.approx(np.log(probs[token] / probs[is_kept].sum()), abs=1e-5)
 
 
-@pytest.mark.thorough
 def test_filtered_tokens_stay_inside_the_mask_and_keep_their_proportions() -> None:
     logits = random_logits(1)[0]
     filters = Filters(top_k=20, top_p=0.8)
@@ -279,7 +272,7 @@ def test_filtered_tokens_stay_inside_the_mask_and_keep_their_proportions() -> No
     assert stats.chisquare(counts[is_kept], expected).pvalue > 0.01
 
 
-@pytest.mark.parametrize("width", [1, thorough(5), thorough(128), 129, thorough(VOCABULARY)])
+@pytest.mark.parametrize("width", [1, 5, 128, 129, VOCABULARY])
 def test_a_token_without_mass_is_never_drawn(width: int) -> None:
     rng = np.random.default_rng(width)
     rows = np.arange(400)

@@ -127,11 +127,6 @@ def assert_scored(scoring: Scoring) -> None:
     np.testing.assert_allclose(scores.top_logps, best_logps, atol=1e-5)
 
 
-def thorough(*values: object, id: str | None = None) -> object:
-    """A case that runs only with --thorough: the default run has another one of its kind."""
-    return pytest.param(*values, marks=pytest.mark.thorough, id=id)
-
-
 ARRANGEMENTS = {
     "one chunk": {},
     "chunks of 16": {"score_tokens": 16},
@@ -141,16 +136,9 @@ ARRANGEMENTS = {
     "tensor 4, 2 kv heads": {"tensor": 4, "score_tokens": 32},
     "pages for one sequence": {"num_slots": 1, "score_tokens": 16},
 }
-DEFAULT_ARRANGEMENTS = ("one chunk", "chunks of 16", "2 shards x tensor 2")
 
 
-def arrangements() -> list[object]:
-    """Returns the names of all arrangements, as parameters of a test."""
-    return [name if name in DEFAULT_ARRANGEMENTS else thorough(name) for name in ARRANGEMENTS]
-
-
-@pytest.mark.quick_cases("chunks of 16")
-@pytest.mark.parametrize("arrangement", arrangements())
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
 def test_scores_are_the_whole_forwards_and_the_trainers(arrangement) -> None:
     engine = make(**ARRANGEMENTS[arrangement])
     scorings = [Scoring(tokens, alternatives=3) for tokens in SEQUENCES]
@@ -194,7 +182,7 @@ def test_what_cannot_be_scored_is_refused(wrong) -> None:
         Scoring(SEQUENCES[0], **wrong)
 
 
-@pytest.mark.parametrize("slots", [1, thorough(2)])
+@pytest.mark.parametrize("slots", [1, 2])
 def test_answers_to_one_question_compute_the_question_once(slots) -> None:
     question = SEQUENCES[0][:26]
     answers = [RNG.integers(0, 64, 6).astype(np.int32) for _ in range(5)]
@@ -249,7 +237,6 @@ def decoded_alone() -> dict[tuple[int, int], Sequence]:
     return decode(make(), [])[0]
 
 
-@pytest.mark.thorough_cases("too few pages", "two shards")
 @pytest.mark.parametrize(
     "arrangement",
     [

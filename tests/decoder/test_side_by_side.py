@@ -229,13 +229,6 @@ def sampled(
     return test_engine.by_key(list(scheduler.run(groups, test_engine.GROUP, 0.7, seed)))
 
 
-@pytest.mark.quick_cases("qwen3-(1, 1)-int8-apart")
-@pytest.mark.thorough_cases(
-    "qwen3-(1, 1)-int8-joined",
-    "qwen3_moe-(1, 1)-native-apart",
-    "qwen2-(2, 2)-int8-joined",
-    "qwen2-(2, 2)-native-apart",
-)
 @pytest.mark.parametrize("layout", [JOINED, APART], ids=["joined", "apart"])
 @pytest.mark.parametrize("precision", ["native", "int8"])
 @pytest.mark.parametrize("shape", [(1, 1), (2, 2)], ids=str)

@@ -140,7 +140,6 @@ def each_alone() -> dict[tuple[int, int], Sequence]:
 # -- the state of one sequence ---------------------------------------------------------------------
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("stop", [STOP, ()], ids=["strings", "ids"])
 def test_turns_go_on_with_the_state_of_all_tokens_before(stop: tuple[str, ...]) -> None:
     """Also after a stop string, which the device does not know: the slot decodes on behind it."""
@@ -161,7 +160,6 @@ def test_turns_go_on_with_the_state_of_all_tokens_before(stop: tuple[str, ...]) 
         np.testing.assert_allclose(got, want, atol=2e-5)
 
 
-@pytest.mark.thorough
 def test_a_carried_sequence_goes_on_under_new_weights() -> None:
     """The state of its tokens is that of the new weights, as their keys and values are."""
     engine = small_engine()
@@ -225,7 +223,6 @@ def test_no_sequence_sees_the_state_of_another(seed: int) -> None:
         np.testing.assert_allclose(sequence.new_logps, each_alone()[key].new_logps, atol=2e-5)
 
 
-@pytest.mark.thorough  # tests of other models have shards, and this one compiles for long
 def test_shards_and_tensor_parallel_devices_compute_the_same() -> None:
     engine = make("hybrid", (2, 2))
 
@@ -242,8 +239,6 @@ def test_shards_and_tensor_parallel_devices_compute_the_same() -> None:
 # -- drafts ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.quick_cases("exact")
-@pytest.mark.thorough_cases("plain")
 @pytest.mark.parametrize("arithmetic", [PLAIN, EXACT], ids=["plain", "exact"])
 def test_only_used_tokens_of_a_draft_advance_a_state(arithmetic: Arithmetic) -> None:
     """0 to all tokens of a slot are used, in every layer: the state is that of single steps."""
@@ -318,7 +313,6 @@ def test_only_used_tokens_of_a_draft_advance_a_state(arithmetic: Arithmetic) -> 
 # -- scores ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.thorough
 def test_scores_of_long_sequences_carry_the_state_from_chunk_to_chunk() -> None:
     """Of sequences that begin alike, too: pages are shared with nobody who lacks the state."""
     engine = small_engine()
@@ -352,7 +346,6 @@ def bytes_of(tree: PyTree) -> int:
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-@pytest.mark.thorough  # XLA compiles with all of its optimizations
 @pytest.mark.parametrize("draft", [None, Ngram(tokens=1)], ids=["none", "ngram"])
 def test_states_are_planned_as_they_are_and_written_in_place(draft: Ngram | None) -> None:
     """XLA keeps no second copy of the states, and takes what `abstract_calls` describes."""

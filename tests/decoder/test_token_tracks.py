@@ -111,7 +111,6 @@ def assert_entropies(played: Played, rollouts: list[Rollout]) -> None:
         )
 
 
-@pytest.mark.quick_cases("prefill")
 @pytest.mark.parametrize("in_chunks", [False, True], ids=["prefill", "chunks"])
 def test_a_track_arrives_in_the_update(in_chunks: bool) -> None:
     settings = settings_of_track()
@@ -177,7 +176,6 @@ def test_a_track_arrives_in_the_update(in_chunks: bool) -> None:
     assert packed == recorded
 
 
-@pytest.mark.thorough
 def test_a_track_survives_a_checkpoint_between_two_steps() -> None:
     """An asynchronous step leaves unfinished episodes to the next one, in another process."""
     settings = settings_of_track(placement="together(max_staleness=1)", num_slots=3)

@@ -89,7 +89,6 @@ def test_a_chat_template_is_cut_after_the_response(shared: Path, template: str) 
         assert prompt + tokenizer.encode(tok, ANSWER) + ids == all_tokens
 
 
-@pytest.mark.thorough
 def test_the_budget_of_tokens_ends_an_episode() -> None:
     player = trained_player()
     settings = tiny_settings()
@@ -183,7 +182,6 @@ def played(**task: Any) -> list[Rollout]:
     return play(**task)
 
 
-@pytest.mark.thorough
 def test_every_prompt_extends_the_last_by_the_response_and_the_reply() -> None:
     """To the token. An end of turn that the policy did not write is added, and is not sampled."""
     tok = trained_player().tokenizer
@@ -218,7 +216,6 @@ def test_every_prompt_extends_the_last_by_the_response_and_the_reply() -> None:
     assert seen == {True, False}
 
 
-@pytest.mark.thorough
 def test_rewards_and_the_end_of_an_episode() -> None:
     rollouts = played(turn_reward=turns.Success(bias=0.25, scaling=2.0))
     num_solved = 0
@@ -234,7 +231,6 @@ def test_rewards_and_the_end_of_an_episode() -> None:
     assert 0 < num_solved < len(rollouts)
 
 
-@pytest.mark.thorough
 def test_an_environment_with_state_plays_as_the_task_that_keeps_none(tmp_path: Path) -> None:
     """The class of docs/environments.md is the game of the task guess, with the same hints."""
     page = (runs.ROOT / "docs/environments.md").read_text(encoding="utf-8")
@@ -278,7 +274,6 @@ def test_the_reward_of_a_turn_may_be_its_score() -> None:
         assert scores == [float(grade_of(turn).correct) for turn in success.turns]
 
 
-@pytest.mark.thorough
 def test_training_has_room_for_every_episode() -> None:
     """Replies may be longer than max_reply_tokens, and prompts shorter than max_prompt_tokens.
 
@@ -301,7 +296,6 @@ def test_training_has_room_for_every_episode() -> None:
     assert max(lengths) <= settings.rollout.longest_continuation
 
 
-@pytest.mark.thorough
 def test_a_slow_grade_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That a slow grade holds nobody up is tested below, where time is counted in calls."""
     source = (
@@ -457,9 +451,9 @@ def assert_same(got: Conversation, want: Conversation, atol: float = 1e-5) -> No
 @pytest.mark.parametrize(
     "name, stop",
     [
-        pytest.param("qwen2", (), marks=pytest.mark.thorough),
+        ("qwen2", ()),
         ("qwen2", ("!", "A", "Z", "k")),
-        pytest.param("qwen3", ("!", "A", "Z", "k"), marks=pytest.mark.slow),
+        ("qwen3", ("!", "A", "Z", "k")),
     ],
     ids=["ids", "strings", "qwen3"],
 )
@@ -491,7 +485,6 @@ def test_an_episode_is_the_same_however_it_was_decoded(name: str, stop: tuple[st
     assert_same(converse(engine, PROMPTS[:1], stop=stop), want)
 
 
-@pytest.mark.thorough
 def test_an_episode_is_the_same_on_two_devices() -> None:
     on_one = converse(make("qwen2", **SIZES))
 
@@ -666,7 +659,6 @@ def test_an_episode_must_have_room_for_a_turn() -> None:
         tiny_settings(train={"pack": "20"})
 
 
-@pytest.mark.thorough
 def test_a_run_resumes_to_the_same_numbers(tmp_path: Path) -> None:
     def train_in(name: str, num_steps: int) -> None:
         settings = tiny_settings(train={"steps": num_steps, "logged_rollouts": 2})

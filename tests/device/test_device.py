@@ -103,7 +103,7 @@ ON_DEVICES = [
 on_devices = pytest.mark.parametrize("shapes", ON_DEVICES)
 # Whole programs, which compile for seconds on a CPU.
 on_devices_thorough = pytest.mark.parametrize(
-    "shapes", [pytest.param(TINY, id="cpu", marks=pytest.mark.thorough), *ON_DEVICES[1:]]
+    "shapes", [pytest.param(TINY, id="cpu"), *ON_DEVICES[1:]]
 )
 pytestmark = pytest.mark.usefixtures("interpreted")
 

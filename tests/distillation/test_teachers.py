@@ -126,9 +126,7 @@ def packed_advantages(config: Config) -> np.ndarray:
 # -- the policy as its own teacher -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "sizes", [(1, 1, 1), pytest.param((2, 2, 2), marks=pytest.mark.thorough)], ids=str
-)
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 2, 2)], ids=str)
 def test_a_teacher_equal_to_the_policy_gives_exactly_no_gradient(
     sizes: tuple[int, int, int], tmp_path: Path
 ) -> None:
@@ -148,7 +146,6 @@ def test_a_teacher_equal_to_the_policy_gives_exactly_no_gradient(
     jax.tree.map(np.testing.assert_array_equal, result.state.params, PARAMS)
 
 
-@pytest.mark.thorough
 def test_the_first_policy_as_the_reference_teaches_nothing_in_the_first_step() -> None:
     config = settings_of({"kind": "reference"})
     trainer = trainer_of(config)
@@ -197,7 +194,6 @@ def random_adapter() -> qwen.Params:
     return jax.tree.map(random_leaf, adapters.abstract(MODEL, ADAPTER))
 
 
-@pytest.mark.quick_cases("False")
 @pytest.mark.parametrize("policy_has_adapter", [False, True])
 def test_an_adapter_teaches_on_its_base(policy_has_adapter: bool, tmp_path: Path) -> None:
     base, adapter = str(tmp_path / "base"), random_adapter()
@@ -223,7 +219,6 @@ def test_an_adapter_teaches_on_its_base(policy_has_adapter: bool, tmp_path: Path
 # -- self-distillation -----------------------------------------------------------------------------
 
 
-@pytest.mark.quick_cases("2")
 @pytest.mark.parametrize("packs_per_row", [2, 0])
 def test_self_distillation_is_its_definition(packs_per_row: int) -> None:
     """A_t = log pi(a_t | question and answer, a_<t) - log pi(a_t | question, a_<t)."""
@@ -278,8 +273,8 @@ def advantages_of_rollouts(minibatches: Sequence[Minibatch]) -> list[np.ndarray]
     ("request_form", "prompt"),
     [
         ("echo", "{gold}: {prompt}"),
-        pytest.param("echo", "", marks=pytest.mark.thorough),
-        pytest.param("prompt_logprobs", "", marks=pytest.mark.thorough),
+        ("echo", ""),
+        ("prompt_logprobs", ""),
     ],
 )
 def test_a_server_gives_the_advantages_of_the_same_model_on_the_mesh(

@@ -273,7 +273,6 @@ def test_an_environment_needs_its_class() -> None:
         check_task_settings(TaskConfig(name="environment", template="plain"), max_turns=1)
 
 
-@pytest.mark.thorough
 def test_the_command_of_the_page_trains(environment: dict[str, str], tmp_path: Path) -> None:
     page = (ROOT / "docs/environments.md").read_text(encoding="utf-8")
     [source] = re.findall(r"<!-- file: halving.py -->\n```python\n(.*?)```", page, re.DOTALL)

@@ -351,7 +351,6 @@ def reset(url: str, seconds: float) -> Observation | str:
 
 @pytest.mark.usefixtures("no_schemas")
 @pytest.mark.parametrize("odd", ODD_REPLIES)
-@pytest.mark.quick_cases("data is null", "an error of lines", "deep", "60,000 empty frames")
 def test_an_odd_reply_fails_its_episode_in_one_line(
     odd: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

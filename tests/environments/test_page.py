@@ -101,7 +101,6 @@ def take_turn(
     return grade
 
 
-@pytest.mark.slow
 def test_the_command_of_the_page_trains(environment: dict[str, str], files: Path) -> None:
     text = PAGE.read_text(encoding="utf-8")
     [command] = re.findall(r"```sh\n(python [^`]*--workdir runs/rope [^`]*)```", text)

@@ -319,7 +319,6 @@ def test_the_tool_of_the_page_works(pool: Pool, tmp_path: Path) -> None:
     assert said[1].startswith("Error: the argument unit is wrong")
 
 
-@pytest.mark.slow
 def test_the_command_of_the_page_trains(environment: dict[str, str], tmp_path: Path) -> None:
     write_page_files(tmp_path)
     (tmp_path / "configs").symlink_to(PAGE.parents[1] / "configs")

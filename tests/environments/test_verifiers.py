@@ -139,7 +139,6 @@ def test_mistakes_are_named(name: str, changes: dict[str, Any], message: str) ->
         check_task_settings(settings(name, **changes), max_turns=3)
 
 
-@pytest.mark.thorough
 def test_a_run_trains_on_such_an_environment(environment: dict[str, str], tmp_path: Path) -> None:
     """The shorthand of the command line; tools, several turns, evaluation and samples."""
     tokenizer = tmp_path / "tokenizer"

@@ -220,7 +220,6 @@ def kill_process(environment: Environment, workdir: Path, index: int, *changes: 
 
 
 # Adapters on two hosts are also those of the test below whose hosts go on together.
-@pytest.mark.thorough_cases("all parameters")
 @pytest.mark.parametrize(
     ("trained", "killed"),
     [
@@ -269,7 +268,6 @@ def test_two_processes_are_one_of_as_many_devices_also_when_stopped_and_killed(
     assert got_export.keys() == want_export.keys()
 
 
-@pytest.mark.thorough
 def test_one_pass_of_two_processes_has_every_row_once_also_when_resumed(
     environment: Environment, tmp_path: Path
 ) -> None:
@@ -324,7 +322,6 @@ def errors_of(stderr: str) -> list[str]:
     return [line for line in stderr.splitlines() if line.startswith("error: ")]
 
 
-@pytest.mark.thorough
 def test_hosts_that_were_started_differently_are_refused(
     environment: Environment, tmp_path: Path
 ) -> None:
@@ -347,7 +344,6 @@ def test_a_host_that_is_alone_says_so_and_ends(environment: Environment, tmp_pat
     assert sum(line.startswith("waiting for process 1 of 2") for line in errors.splitlines()) == 1
 
 
-@pytest.mark.thorough
 def test_a_second_run_in_the_workdir_is_refused_on_all_hosts(
     environment: Environment, tmp_path: Path
 ) -> None:
@@ -362,7 +358,6 @@ def test_a_second_run_in_the_workdir_is_refused_on_all_hosts(
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 
-@pytest.mark.thorough
 def test_a_mistake_on_one_host_ends_the_other_with_its_reason(
     environment: Environment, tmp_path: Path
 ) -> None:
@@ -375,7 +370,6 @@ def test_a_mistake_on_one_host_ends_the_other_with_its_reason(
     assert first_error == second_error.replace("error: ", "error: host 1 of 2 ended: ")
 
 
-@pytest.mark.thorough
 def test_a_signal_before_the_steps_ends_both_hosts(
     environment: Environment, tmp_path: Path
 ) -> None:
@@ -427,9 +421,9 @@ main.run()
 @pytest.mark.parametrize(
     ("num_steps", "rank"),
     [
-        pytest.param(6, 0, marks=pytest.mark.slow),
-        pytest.param(6, 2, marks=pytest.mark.thorough),
-        pytest.param(200, 0, marks=pytest.mark.slow),
+        (6, 0),
+        (6, 2),
+        (200, 0),
     ],
 )
 def test_hosts_whose_episodes_differ_go_on_together(

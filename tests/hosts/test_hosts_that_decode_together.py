@@ -146,7 +146,6 @@ def check_equal_runs(got: Path, want: Path) -> None:
         assert got_sample == want_sample
 
 
-@pytest.mark.slow
 def test_two_hosts_are_one_decoder_also_when_stopped(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -163,7 +162,6 @@ def test_two_hosts_are_one_decoder_also_when_stopped(
     check_equal_runs(tmp_path / "two", tmp_path / "one")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes", [["--config.model.adapter.rank=2"], TWO_TURNS], ids=["adapter", "two turns"]
 )

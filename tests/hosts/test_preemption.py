@@ -132,7 +132,6 @@ def test_auto_says_so_where_the_server_does_not_answer(
     assert "no preemption notices" in capsys.readouterr().err
 
 
-@pytest.mark.thorough
 def test_a_run_saves_and_ends_at_a_notice_and_goes_on(
     environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -249,7 +249,6 @@ def outcomes(
     return found
 
 
-@pytest.mark.quick_cases("0-60")
 @pytest.mark.parametrize("hosts", [60], indirect=True)
 @pytest.mark.parametrize("lost", [0, 2])
 def test_a_host_that_is_killed_is_one_line_on_every_other(
@@ -283,7 +282,6 @@ def test_a_mistake_of_one_host_is_its_line_on_every_other(
         assert (status, errors) == (2 if host == 1 else 1, [expected[host]])
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("hosts", [60], indirect=True)
 def test_a_host_that_raises_is_gone_and_one_that_is_done_is_not(
     hosts: list[subprocess.Popen[str]],
@@ -305,7 +303,6 @@ def test_a_host_that_raises_is_gone_and_one_that_is_done_is_not(
     assert "host 1 of 3" in line
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("hosts", [5.0], indirect=True)
 @pytest.mark.parametrize("stopped", [0, 1])
 def test_a_host_that_is_stopped_is_named_and_may_come_back(

@@ -43,7 +43,6 @@ def test_signals_stay_as_they_are_outside_of_the_main_thread(handle: Callable[[]
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-@pytest.mark.thorough
 @pytest.mark.usefixtures("quick_runs")
 def test_a_run_trains_outside_of_the_main_thread(tmp_path: Path) -> None:
     settings = tiny.tiny_settings(train={"steps": 1}, eval={"problems": 0}, warm_start={"steps": 1})

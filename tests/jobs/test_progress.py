@@ -143,7 +143,6 @@ def logps(jobs: Jobs, rollout: Rollout) -> np.ndarray:
 # -- switches of weights ---------------------------------------------------------------------------
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("switch", ["requests", "turns", "tokens"])
 def test_a_sampler_takes_newer_weights_as_the_setting_says(make_jobs, switch: str) -> None:
     jobs = make_jobs(switch)
@@ -280,7 +279,6 @@ def test_a_forged_grade_that_is_handed_over_is_found(
     assert result_of(jobs, request).continued_tokens == 0
 
 
-@pytest.mark.thorough
 def test_a_turn_without_a_grade_is_graded_by_the_next_sampler(make_jobs) -> None:
     jobs = make_jobs()
     opened(jobs)

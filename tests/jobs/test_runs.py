@@ -188,7 +188,6 @@ def test_a_run_whose_sampler_is_killed_is_the_synchronous_run(
     assert "its file does not hold the logged rollouts" in replayed.stdout
 
 
-@pytest.mark.thorough
 def test_a_liar_beside_a_sampler_changes_no_number(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
@@ -312,8 +311,6 @@ class Counter:
 '''
 
 
-# The warm start of tools takes minutes.
-@pytest.mark.thorough_cases("environment", "turns in fp8")
 @pytest.mark.parametrize("kind", ["environment", "tools", "turns in fp8"])
 def test_episodes_are_those_of_the_synchronous_run(
     tmp_path: Path, environment: dict[str, str], kind: str
@@ -378,8 +375,6 @@ TRAINER_PARTS = {
 }
 
 
-@pytest.mark.quick_cases("critic")
-@pytest.mark.thorough_cases("model", "reference with a prompt", "server")
 @pytest.mark.parametrize("part", TRAINER_PARTS)
 def test_critic_and_teacher_score_what_separate_jobs_sample(
     tmp_path: Path, environment: dict[str, str], part: str
@@ -407,7 +402,6 @@ def test_critic_and_teacher_score_what_separate_jobs_sample(
     assert any(row[metric] for row in metrics)  # the first policy is its own reference
 
 
-@pytest.mark.thorough
 def test_a_terminated_sampler_hands_its_request_back(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
@@ -424,7 +418,6 @@ def test_a_terminated_sampler_hands_its_request_back(
     finish(second)
 
 
-@pytest.mark.thorough
 def test_a_killed_trainer_continues_to_the_same_numbers(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
@@ -447,7 +440,6 @@ def test_a_killed_trainer_continues_to_the_same_numbers(
     assert versions == [0, 0, 0, 0, 1, 1, 2, 2]
 
 
-@pytest.mark.thorough
 def test_requests_of_any_weights_stay_within_the_bound(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
@@ -470,7 +462,6 @@ def test_requests_of_any_weights_stay_within_the_bound(
 SMALL_CALLS = "--config.rollout.decode_steps=2"
 
 
-@pytest.mark.thorough
 def test_samplers_switch_their_weights_between_two_tokens(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
@@ -514,7 +505,6 @@ def test_samplers_switch_their_weights_between_two_tokens(
     assert f"and {num_mixed} cannot be sampled again" in replayed.stdout
 
 
-@pytest.mark.thorough_cases("preemption notice")
 @pytest.mark.parametrize("reason", ["SIGTERM", "preemption notice"])
 def test_the_tokens_of_a_stopped_sampler_are_not_sampled_again(
     tmp_path: Path, environment: dict[str, str], reason: str
@@ -561,7 +551,6 @@ def test_the_tokens_of_a_stopped_sampler_are_not_sampled_again(
     assert replayed.stdout.count("a second sampler continued it") == 1
 
 
-@pytest.mark.thorough
 def test_with_an_adapter_only_the_adapter_is_sent(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
@@ -594,7 +583,6 @@ def test_with_an_adapter_only_the_adapter_is_sent(
     assert all(entry["name"].endswith(("/a", "/b")) for entry in manifest["entries"])
 
 
-@pytest.mark.thorough
 def test_mistakes_are_one_line(tmp_path: Path, environment: dict[str, str]) -> None:
     store = tmp_path / "store"
     store.mkdir()

@@ -32,7 +32,6 @@ def tiny_run() -> Config:
     )
 
 
-@pytest.mark.thorough  # two whole runs
 @pytest.mark.usefixtures("quick_runs", "explicit_transfers")
 def test_rewards_equal_those_of_the_training_loop(tmp_path: Path) -> None:
     page = grpo_loop.grpo(tiny_run())
@@ -86,7 +85,6 @@ def test_page_answers_a_question(question: str) -> None:
     assert ANSWERS[question] in text
 
 
-@pytest.mark.thorough
 def test_two_hosts_print_the_rewards_of_one(environment: dict[str, str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "jzero.loops.grpo_loop", *runs.RUN]
     command += ["--config.train.steps=3", "--config.warm_start.steps=10"]

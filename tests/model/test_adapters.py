@@ -241,7 +241,6 @@ def test_numpy_merges_what_jax_does() -> None:
     np.testing.assert_allclose(weight.merged(num_stacked=1), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.quick_cases("full")
 @pytest.mark.parametrize("remat", ["none", "full"])
 def test_gradients_are_projections_of_the_whole_gradient(remat: str) -> None:
     config = CONFIGS["qwen2"]

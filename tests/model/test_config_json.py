@@ -80,7 +80,6 @@ SAME: dict[str, Changes] = {
 }
 
 
-@pytest.mark.quick_cases("yarn", "rope_parameters")
 @pytest.mark.peer
 @pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("changes", SAME.values(), ids=SAME.keys())

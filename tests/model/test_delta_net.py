@@ -107,7 +107,6 @@ FORMS = [
 ROWS = [[5, 1, 2, 9], [20], [], [3, 14]]  # lengths of the sequences; padding behind them
 
 
-@pytest.mark.quick_cases("new-tokens", "goes_on-chunks")
 @pytest.mark.parametrize("recur", FORMS)
 @pytest.mark.parametrize("goes_on", [False, True], ids=["new", "goes_on"])
 def test_every_sequence_of_a_row_is_the_formula_alone(recur, goes_on):
@@ -147,8 +146,6 @@ def test_steps_of_decoding_go_on_where_a_prompt_ended():
         close(out[:, 0], np.asarray(whole)[np.arange(3), columns])
 
 
-@pytest.mark.quick_cases("5")
-@pytest.mark.thorough_cases("2", "17")
 @pytest.mark.parametrize("tokens", [1, 2, 3, 4, 5, 17])
 def test_a_few_tokens_are_those_of_the_formula(tokens):
     """Of a draft, and the state after any of its tokens; a row without tokens keeps its state."""
@@ -183,7 +180,6 @@ LONG_ROWS = [[64, 1, 63, 10], [3, 130], [100, 30, 20], []]
 LONG = 150
 
 
-@pytest.mark.quick_cases("goes_on")
 @pytest.mark.parametrize("goes_on", [False, True], ids=["new", "goes_on"])
 def test_chunks_are_the_definition_forward_and_backward(goes_on):
     rows = len(LONG_ROWS)

@@ -48,7 +48,6 @@ every_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.k
 # -- transformers ----------------------------------------------------------------------------------
 
 
-@pytest.mark.quick_cases("renormalized")
 @pytest.mark.peer
 @every_config
 def test_logits_and_gradients_equal_those_of_transformers(

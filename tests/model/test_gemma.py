@@ -167,7 +167,6 @@ def test_tensors_of_transformers_round_trip_byte_for_byte(
 
 
 @pytest.mark.peer
-@pytest.mark.thorough
 def test_a_model_with_a_vision_tower(tmp_path: Path) -> None:
     """The form of 4B, 12B and 27B: the tower is neither read nor lost in an export."""
     torch = pytest.importorskip("torch")
@@ -202,7 +201,6 @@ def test_a_model_with_a_vision_tower(tmp_path: Path) -> None:
 
 
 @pytest.mark.peer
-@pytest.mark.thorough
 def test_an_adapter_is_read_by_peft(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")

@@ -75,7 +75,6 @@ def test_both_programs_read_a_file_alike(benchmark: ModuleType) -> None:
     assert_no_mistakes(benchmark, files)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("family", FAMILIES)
 def test_both_programs_read_many_files_of_a_family_alike(
     benchmark: ModuleType, family: str

@@ -102,7 +102,6 @@ def test_a_cast_leaves_integers_and_scales_as_they_are() -> None:
 # -- gradients -------------------------------------------------------------------------------------
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("remat", ["none", "full"])
 def test_gradients_of_an_adapter_are_those_on_the_dequantized_base(remat: str) -> None:
     """Some linear layers have no adapter: the gradient goes through them."""

@@ -63,8 +63,6 @@ LINEAR = ("q", "k", "v", "o", "gate", "up", "down")
 # -- the model -------------------------------------------------------------------------------------
 
 
-@pytest.mark.quick_cases("mistral")
-@pytest.mark.thorough_cases("llama3")
 @pytest.mark.peer
 @every_config
 def test_logits_and_gradients_equal_those_of_transformers(

@@ -43,7 +43,6 @@ def random_tokens(rows: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 96, (rows, TOKENS))
 
 
-@pytest.mark.thorough
 def test_logits_and_gradients_are_those_of_transformers(directory):
     torch = pytest.importorskip("torch")
     model = torch_model()
@@ -92,7 +91,6 @@ def test_an_export_gives_transformers_the_same_logits(directory, tmp_path):
     np.testing.assert_array_equal(actual.numpy(), expected.numpy())
 
 
-@pytest.mark.thorough
 def test_packed_sequences_are_the_sequences_alone(directory):
     config, _ = huggingface.load_config(directory)
     params = huggingface.load(directory, config)

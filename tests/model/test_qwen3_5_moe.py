@@ -79,7 +79,6 @@ def random_tokens(rows: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, TEXT_ENTRIES["vocab_size"], (rows, TOKENS))
 
 
-@pytest.mark.thorough
 def test_logits_and_gradients_are_those_of_transformers(fused: Path) -> None:
     torch = pytest.importorskip("torch")
     model = torch_model()

@@ -167,7 +167,6 @@ def imports_torch(directory: Path) -> bool:
     return {"torch: True": True, "torch: False": False}[output.strip()]
 
 
-@pytest.mark.thorough
 def test_loading_imports_no_torch(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     TOKENIZER.save_pretrained(tmp_path)

@@ -28,12 +28,8 @@ from jzero.planning.largest import smallest_batch
 
 V5E = float(CHIPS["TPU v5 lite"].hbm_bytes)
 
-# The recipes differ in the lengths of their responses; the default suite has one of them.
-RECIPES = [
-    "countdown",
-    pytest.param("gsm8k", marks=pytest.mark.thorough),
-    pytest.param("math", marks=pytest.mark.thorough),
-]
+# The recipes differ in the lengths of their responses.
+RECIPES = ["countdown", "gsm8k", "math"]
 
 
 def load_recipe(name: str) -> ModuleType:
@@ -111,7 +107,6 @@ def test_a_run_that_cannot_fit_is_refused_with_settings_that_do(
     assert fit(parse_settings(settings, flags), devices, V5E).fits
 
 
-@pytest.mark.thorough
 def test_an_adapter_that_does_not_fit_may_fit_on_an_int8_base() -> None:
     """Qwen3-8B takes 15.3 GiB in bfloat16, and 8.8 GiB with its linear layers in 8 bits."""
     changes = ["--config.model.path=Qwen/Qwen3-8B"]

@@ -32,7 +32,6 @@ def test_models_come_largest_first_and_one_of_each_size() -> None:
     assert "Qwen/Qwen2.5-1.5B-Instruct" not in names  # as large as the model it was made from
 
 
-@pytest.mark.thorough
 def test_the_largest_fits_with_its_settings_and_the_next_does_not(
     small_table: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

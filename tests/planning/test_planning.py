@@ -267,11 +267,10 @@ def test_search_finds_the_largest_that_fits(num_rows, monkeypatch: pytest.Monkey
     assert len(tries) < 12
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name, minibatches",
     [
-        pytest.param("grpo", 1, marks=pytest.mark.slow),  # its fields are among those of trl_018
+        ("grpo", 1),  # its fields are among those of trl_018
         ("trl_018", 1),
         ("ppo", 2),
         ("distill", 1),

@@ -201,9 +201,6 @@ def fill_in(value: object, sets: dict[str, str]) -> object:
     return value
 
 
-@pytest.mark.quick_cases(
-    "several sets", "levels", "splits", "eval_data", "code", "mixed", "board, levels"
-)
 @pytest.mark.parametrize("case", CASES)
 def test_problems_of_tasks_stay_as_they_are(case: str, sets: dict[str, str]) -> None:
     settings, expected = CASES[case]

@@ -47,8 +47,8 @@ def test_there_are_rows_of_each_layout_and_mutants_of_each_kind() -> None:
     ("every", "most"),
     [
         (9, 20),
-        pytest.param(3, 130, marks=pytest.mark.thorough),
-        pytest.param(1, 400, marks=pytest.mark.slow),
+        (3, 130),
+        (1, 400),
     ],
 )
 def test_wrong_mutants_get_no_credit_and_right_ones_do(

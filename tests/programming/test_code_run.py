@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 from runs import rows
 
 from configs import code as recipes
@@ -13,7 +12,6 @@ from jzero.sandbox import levels
 BEST = next(level for level in reversed(levels.LEVELS) if not levels.failure(level))
 
 
-@pytest.mark.thorough
 def test_a_run_of_tiny_runs_the_programs_of_its_policy(tmp_path: Path, quick_runs: None) -> None:
     config = recipes.get_config("tiny")
     config.model.arch = tiny_arch(

@@ -442,7 +442,6 @@ def math_run(tmp_path: Path, functions: tuple[str, ...], **sections: dict) -> co
 
 @pytest.mark.usefixtures("quick_runs")
 @pytest.mark.parametrize("batch", ["step", "group"])
-@pytest.mark.quick_cases("step")
 def test_a_run_and_its_evaluations_compare_completions(
     file: str,
     batch: str,
@@ -518,7 +517,6 @@ def check_values(batches: list[list[JsonValue]], names: tuple[str, ...]) -> None
             assert row["rewards"][names[2]] == place
 
 
-@pytest.mark.thorough
 @pytest.mark.usefixtures("quick_runs")
 def test_a_function_that_fails_in_an_evaluation_does_not_end_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

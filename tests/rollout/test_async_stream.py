@@ -171,7 +171,6 @@ def weights_of(workdir: Path) -> bytes:
     return max(workdir.glob("export-*/model.safetensors")).read_bytes()
 
 
-@pytest.mark.thorough
 def test_without_staleness_it_is_the_synchronous_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,7 +218,6 @@ def trained_once(workdir: Path) -> Path:
     return workdir
 
 
-@pytest.mark.thorough
 def test_rollouts_carry_over(carried_run: Path) -> None:
     """Tokens are up to max_staleness versions old."""
     whole = timeless_rows_of(trained_once(carried_run))
@@ -232,7 +230,6 @@ def test_rollouts_carry_over(carried_run: Path) -> None:
         assert row["policy/correction"] > 0  # decoupled PPO
 
 
-@pytest.mark.thorough
 def test_a_run_that_was_stopped_between_steps_ends_in_the_same_numbers(
     carried_run: Path, tmp_path: Path
 ) -> None:
@@ -245,7 +242,6 @@ def test_a_run_that_was_stopped_between_steps_ends_in_the_same_numbers(
     assert weights_of(tmp_path) == weights_of(whole)
 
 
-@pytest.mark.thorough
 def test_a_signal_while_episodes_decode_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,7 +266,6 @@ def test_a_signal_while_episodes_decode_changes_nothing(
     assert weights_of(tmp_path / "stopped") == weights_of(tmp_path / "whole")
 
 
-@pytest.mark.thorough
 def test_sampler_and_trainer_agree_without_learning(tmp_path: Path) -> None:
     """With a learning rate of 0 all versions are one policy: its log-probs are the trainer's."""
     mismatch = {}
@@ -287,7 +282,6 @@ def test_sampler_and_trainer_agree_without_learning(tmp_path: Path) -> None:
     assert max(row["async/staleness"] for row in rows) > 0.3
 
 
-@pytest.mark.thorough
 def test_other_devices_decode_meanwhile(tmp_path: Path) -> None:
     """The split placement: a run, stopped and resumed; nothing is older than max_staleness."""
     for num_steps in (3, 6):

@@ -45,7 +45,6 @@ def test_an_evaluation_may_have_a_temperature_of_its_own() -> None:
     assert evaluation_kinds(settings, 1.2) == {"eval": (16, 0.35)}
 
 
-@pytest.mark.thorough
 def test_an_evaluation_may_have_a_top_p_of_its_own() -> None:
     """With next to no mass left the samples are greedy ones; rollouts stay as they were."""
     params = trained_player().params
@@ -69,7 +68,6 @@ def test_an_evaluation_may_have_a_top_p_of_its_own() -> None:
     assert after == before
 
 
-@pytest.mark.thorough
 def test_an_evaluation_may_have_longer_responses_than_rollouts() -> None:
     """At a high temperature hardly any response ends before the limit."""
     settings = tiny_settings(rollout={"max_turns": 1}, eval={"max_new_tokens": 9})

@@ -60,7 +60,6 @@ def broken_reward(response: str, gold: object, task: object) -> float:
     return len(respons)  # noqa: F821
 
 
-@pytest.mark.thorough
 def test_a_run_with_a_broken_reward_ends_at_its_first_step(tmp_path) -> None:
     settings = tiny_settings(train={"steps": 2}, warm_start={"steps": 1}, eval={"problems": 0})
     settings.task.reward.functions = ("accuracy", "test_failed_gradings:broken_reward")
@@ -108,7 +107,6 @@ def moody_reward(response: str, gold: object, task: object) -> float:
     return 1.0
 
 
-@pytest.mark.slow
 def test_a_run_keeps_failed_rows_and_does_not_train_on_them(tmp_path) -> None:
     settings = tiny_settings(
         train={"steps": 1, "logged_rollouts": 100}, warm_start={"steps": 1}, eval={"problems": 0}

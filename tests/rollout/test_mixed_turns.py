@@ -268,7 +268,6 @@ HOSTILE = {
 }
 
 
-@pytest.mark.quick_cases("error")
 @pytest.mark.parametrize("feedback", ["test", "error"])
 def test_hostile_programs_of_every_turn_stay_in_the_sandbox(
     sampler: Sampler, tmp_path: Path, feedback: str

@@ -95,7 +95,6 @@ def speak(sampler: Sampler, problem: Problem, responses: SequenceOf[Spoken]) -> 
     return Episode(sequence, problem, is_over)
 
 
-@pytest.mark.quick_cases("json-True", "xml-False")
 @pytest.mark.parametrize("has_end", [True, False])
 @pytest.mark.parametrize(
     "template, write", [(QWEN25_TOOLS, in_json), (QWEN3_CODER, in_tags)], ids=["json", "xml"]

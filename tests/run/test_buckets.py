@@ -198,7 +198,6 @@ def test_a_damaged_manifest_is_one_line_and_leaves_the_workdir(bucket, tmp_path,
         bucket.download(tmp_path / "there")
 
 
-@pytest.mark.thorough
 def test_a_run_continues_on_another_machine(environment: dict[str, str], tmp_path: Path) -> None:
     """A machine is lost after a checkpoint was copied. Its run has the metrics of any other."""
     finish(launch(environment, tmp_path / "whole"))

@@ -62,7 +62,6 @@ def fine_tuning(minutes: float) -> Config:
     )
 
 
-@pytest.mark.thorough
 @pytest.mark.usefixtures("quick_runs")
 def test_a_run_ends_with_its_time_and_goes_on_with_more(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -230,7 +230,6 @@ def two_steps(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, State]:
     return workdir, state
 
 
-@pytest.mark.quick_cases("params cut", "host gone", "manifest cut")
 # TensorStore's other reads end after Orbax has closed their event loop.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
@@ -468,7 +467,6 @@ def kill_while_it_saves_step_2(workdir: Path) -> None:
     process.wait()
 
 
-@pytest.mark.thorough
 def test_a_kill_during_a_save_leaves_the_previous_step(tmp_path: Path) -> None:
     kill_while_it_saves_step_2(tmp_path)
 

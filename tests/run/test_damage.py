@@ -126,7 +126,6 @@ def assert_same(a: State, b: State) -> None:
 # Orbax leaves threads and files behind where it fails.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.quick_cases("swap_with_other_step")
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 def test_every_damaged_file_is_one_line_or_does_not_matter(
     saved: Path, tmp_path: Path, damage: Callable[[Path, random.Random], None]
@@ -157,7 +156,6 @@ def test_every_damaged_file_is_one_line_or_does_not_matter(
     gc.collect()  # what Orbax left fails here, not in a test that comes later
 
 
-@pytest.mark.thorough
 def test_an_adapter_of_another_rank_is_refused(saved: Path) -> None:
     with pytest.raises(UserError, match=r"holds .*this config needs .*resume with the config"):
         resume(saved, adapter_state(STEPS[1], rank=8))

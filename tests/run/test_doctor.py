@@ -302,7 +302,6 @@ def nothing(response: str, gold: object, task: object) -> None:
     """A reward function that forgot its return statement."""
 
 
-@pytest.mark.thorough
 @pytest.mark.usefixtures("quick_runs")
 def test_a_run_says_what_is_wrong_and_stops_where_it_is_asked_to(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

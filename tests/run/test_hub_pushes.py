@@ -97,7 +97,6 @@ def test_a_checkpoint_becomes_a_branch_of_a_private_model(hub: Hub, tmp_path: Pa
     )
 
 
-@pytest.mark.thorough
 def test_a_public_model_is_created_only_if_told(hub: Hub, tmp_path: Path) -> None:
     with open_pushes(tmp_path, replace(SETTINGS, private=False)) as pushes:
         pushes.add(make_push(tmp_path, 4))
@@ -123,7 +122,6 @@ def test_a_private_run_pushes_nothing_to_a_public_model(
     assert capsys.readouterr().out.count("me/tiny is public") == 1, "a refusal is tried once"
 
 
-@pytest.mark.thorough
 def test_a_branch_of_somebody_else_is_replaced_only_if_told(hub: Hub, tmp_path: Path) -> None:
     hub.branches |= {"main": {}, "main-step-4": {"model.safetensors": b"of another run"}}
     hub.is_private = True
@@ -143,7 +141,6 @@ def test_a_branch_of_somebody_else_is_replaced_only_if_told(hub: Hub, tmp_path: 
 # -- A hub that fails ------------------------------------------------------------------------------
 
 
-@pytest.mark.thorough
 def test_a_failure_is_one_line_and_is_tried_again(
     hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -159,7 +156,6 @@ def test_a_failure_is_one_line_and_is_tried_again(
     assert lines[1] == "hub: pushed step 4 to me/tiny, main-step-4"
 
 
-@pytest.mark.thorough
 def test_a_push_that_failed_is_made_up_for_with_the_next_one(
     hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -207,7 +203,6 @@ def test_an_attempt_ends_at_its_deadline(
     assert "no answer within hub.push.minutes=0.001" in capsys.readouterr().out
 
 
-@pytest.mark.thorough
 def test_a_hub_that_is_down_does_not_fill_the_disk(
     hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -257,7 +252,6 @@ def has_ended(pid: int) -> bool:
     return "\nState:\tZ" in status
 
 
-@pytest.mark.thorough
 def test_a_killed_push_is_made_up_for_and_leaves_no_process(hub: Hub, tmp_path: Path) -> None:
     hub.is_stalled = True
     command = [sys.executable, "-c", PUSH_AND_WAIT, str(tmp_path), str(Path(__file__).parent)]
@@ -277,7 +271,6 @@ def test_a_killed_push_is_made_up_for_and_leaves_no_process(hub: Hub, tmp_path: 
     assert hub.branches["main-step-4"] == {"model.safetensors": b"weights of step 4"}
 
 
-@pytest.mark.thorough
 def test_a_branch_that_a_kill_left_empty_is_the_runs_own(hub: Hub, tmp_path: Path) -> None:
     # The process was killed after it had created the branch, and before the commit.
     push = make_push(tmp_path, 4)
@@ -421,7 +414,6 @@ PUSHED = (
 MOST_SECONDS = 600
 
 
-@pytest.mark.slow
 def test_a_killed_run_ends_with_the_same_branches_as_an_uninterrupted_one(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -456,7 +448,6 @@ def test_a_killed_run_ends_with_the_same_branches_as_an_uninterrupted_one(
     assert "hub." not in card.text, "the card has no settings of the push"
 
 
-@pytest.mark.thorough
 def test_a_run_ends_as_usual_without_its_hub(environment: dict[str, str], tmp_path: Path) -> None:
     workdir = tmp_path / "run"
     with Hub() as hub:

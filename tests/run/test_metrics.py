@@ -133,7 +133,6 @@ def test_the_peak_of_the_memory_counts_the_process_once() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
-@pytest.mark.thorough
 def test_the_peak_of_the_memory_sees_an_allocation() -> None:
     # A process of its own: the peak of this one may be gigabytes by now.
     done = subprocess.run([sys.executable, "-c", ALLOCATION], cwd=ROOT)

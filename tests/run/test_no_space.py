@@ -87,7 +87,6 @@ def allows_small_disks(directory: Path) -> bool:
     return subprocess.run(in_small_disk(directory, "true"), capture_output=True).returncode == 0
 
 
-@pytest.mark.thorough
 def test_a_disk_that_fills_while_saving_costs_no_checkpoint(tmp_path: Path) -> None:
     if not allows_small_disks(tmp_path):
         pytest.skip("this system mounts no file system for a user")

@@ -178,10 +178,6 @@ def remarks_of(settings: Config, accuracies: list[float], answered: float) -> li
     return [finding.name for finding in checked.findings]
 
 
-QUICK = pytest.mark.quick_cases("grpo", "ppo", "dapo", "gdpo", "reinforce_global", "echo")
-
-
-@QUICK
 @pytest.mark.parametrize("algorithm", algorithms.PRESETS)
 def test_runs_that_learn_get_no_remark(algorithm: str) -> None:
     """A fifth of the turns is right at first, and a third of the wrong ones have no answer."""
@@ -190,7 +186,6 @@ def test_runs_that_learn_get_no_remark(algorithm: str) -> None:
         assert remarks_of(settings, rising, answered=0.67) == [], settings
 
 
-@QUICK
 @pytest.mark.parametrize("algorithm", algorithms.PRESETS)
 def test_runs_in_which_nothing_is_right_get_a_remark_only_if_nothing_is_learned(
     algorithm: str,

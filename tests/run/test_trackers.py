@@ -364,7 +364,6 @@ def test_wandb_has_the_name_of_its_environment_variable_or_of_the_workdir(
         ("hangs", "not everything was sent within 1 seconds"),
     ],
 )
-@pytest.mark.quick_cases("unreachable", "hangs")
 @pytest.mark.parametrize("num_steps", [1, 2 * LONGEST_QUEUE])
 def test_a_tracker_that_fails_neither_stops_nor_blocks_the_run(
     stand_in: Path,
@@ -408,7 +407,6 @@ for first, last in ((1, 3), (2, 4)):
 """
 
 
-@pytest.mark.thorough
 def test_trackio_gets_each_step_once_with_its_table(tmp_path: Path) -> None:
     pytest.importorskip("trackio")
     (tmp_path / "config.json").write_text("{}")

@@ -40,7 +40,6 @@ def test_what_once_escaped_does_not(level: str, outside: escapes.Outside) -> Non
     check(level, [each for each in escapes.known_tries() if each.name in FOUND], outside)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("level", escapes.LEVELS)
 def test_nothing_escapes(level: str, outside: escapes.Outside) -> None:
     check(level, escapes.known_tries(), outside)

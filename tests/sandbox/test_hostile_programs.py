@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from hostile_programs import CASES, ESCAPED, GROUPS, LIMITS, Case, fill_in
+from hostile_programs import CASES, ESCAPED, LIMITS, Case, fill_in
 
 from jzero.sandbox import comparison, levels
 from jzero.sandbox.client import Limits, Program, Sandbox
@@ -48,8 +48,8 @@ def port() -> Iterator[int]:
     scope="module",
     params=[
         "namespaces",
-        pytest.param("landlock", marks=pytest.mark.thorough),
-        pytest.param("seccomp", marks=pytest.mark.thorough),
+        "landlock",
+        "seccomp",
     ],
 )
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
@@ -95,13 +95,8 @@ def has_only(pid: int, processes: list[int]) -> bool:
 
 
 def parameters() -> list[object]:
-    """Returns all cases. The default suite has the first of each group."""
-    quick = {case.name for group in GROUPS for case in group[:2]}
-    found = []
-    for case in CASES:
-        marks = [] if case.name in quick else [pytest.mark.thorough]
-        found.append(pytest.param(case, marks=marks, id=case.name.replace(" ", "_")))
-    return found
+    """Returns all cases as parameters of a test."""
+    return [pytest.param(case, id=case.name.replace(" ", "_")) for case in CASES]
 
 
 @pytest.mark.parametrize("case", parameters())
@@ -124,9 +119,7 @@ def test_a_hostile_program_gets_nothing(
     assert sandbox.num_starts == 1
 
 
-@pytest.mark.parametrize(
-    "level", ["namespaces", pytest.param("landlock", marks=pytest.mark.thorough)]
-)
+@pytest.mark.parametrize("level", ["namespaces", "landlock"])
 def test_honest_programs_pass_between_hostile_ones(level: str, canary: Path, port: int) -> None:
     need(level)
     with Sandbox(level) as sandbox:

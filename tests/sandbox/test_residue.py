@@ -34,9 +34,9 @@ PLANTED = Program(PRELUDE + "planted = ('MARK' + 'ER-' + 'f' * 8).encode()" + SC
     scope="module",
     params=[
         "namespaces",
-        pytest.param("landlock", marks=pytest.mark.thorough),
-        pytest.param("seccomp", marks=pytest.mark.thorough),
-        pytest.param("none", marks=pytest.mark.thorough),
+        "landlock",
+        "seccomp",
+        "none",
     ],
 )
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
@@ -162,7 +162,6 @@ HONEST = {
 }
 
 
-@pytest.mark.quick_cases("400", "1500")
 @pytest.mark.parametrize("size", [0, 400, 1500, 6000])
 def test_a_plagiarist_gets_no_credit(size: int) -> None:
     """24 problems, over all sizes, of which an earlier response of the same group is right."""

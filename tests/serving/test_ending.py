@@ -161,7 +161,6 @@ def test_a_second_interrupt_does_not_wait(server, threaded) -> None:
         assert not threaded.thread.is_alive()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
 def test_a_process_says_when_it_listens_and_finishes_its_streams(
     tmp_path, environment: dict[str, str], sent

@@ -116,7 +116,6 @@ def run_lm_eval(folder: Path, tasks: Path, kind: str, **arguments: object) -> di
 
 
 @pytest.mark.peer
-@pytest.mark.thorough
 def test_the_harness_gets_from_the_server_what_it_gets_from_transformers(
     model, tasks, url, tmp_path
 ) -> None:

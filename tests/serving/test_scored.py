@@ -93,7 +93,6 @@ def of_tokens(logps: np.ndarray, ids: list[int]) -> np.ndarray:
 # -- the prompt -----------------------------------------------------------------------------------
 
 
-@pytest.mark.quick_cases("0-1")
 @pytest.mark.parametrize("max_tokens", [0, 1])
 @pytest.mark.parametrize("logprobs", [0, 1, 4])
 def test_echo_has_the_prompts_log_probs_and_alternatives(

@@ -88,7 +88,6 @@ def test_a_mistake_is_one_line_before_the_model_is_loaded(
     assert "until Ctrl-C" not in out
 
 
-@pytest.mark.slow
 def test_a_taken_port_ends_the_command(taken_port, environment: dict[str, str]) -> None:
     """As a process, whose threads once made its end an abort."""
     with server_process("no-such-model", environment, "--port", str(taken_port)) as server:

@@ -28,7 +28,6 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 Sizes = tuple[int, int, int]  # of the axes data, fsdp and tensor
 
-slow = pytest.mark.slow
 every_mesh = pytest.mark.parametrize(
     "sizes", [(1, 1, 1), (8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 1, 2)], ids=str
 )
@@ -177,7 +176,6 @@ def test_the_abstract_state_describes_the_state(sizes: Sizes) -> None:
         assert leaf.sharding == abstract.sharding
 
 
-@slow
 def test_init_does_not_depend_on_the_mesh() -> None:
     def init_on(sizes: Sizes) -> qwen.Params:
         policy = policy_learner(reference.MODEL, reference.settings(), mesh_of(sizes))
@@ -199,12 +197,12 @@ def test_init_does_not_depend_on_the_mesh() -> None:
         ((2, 2, 2), "bfloat16"),
         ((1, 1, 1), "bfloat16"),
         ((8, 1, 1), "bfloat16"),
-        pytest.param((1, 1, 1), "float32", marks=slow),
-        pytest.param((8, 1, 1), "float32", marks=slow),
-        pytest.param((1, 8, 1), "float32", marks=slow),
-        pytest.param((1, 1, 2), "float32", marks=slow),
-        pytest.param((1, 8, 1), "bfloat16", marks=slow),
-        pytest.param((1, 1, 2), "bfloat16", marks=slow),
+        ((1, 1, 1), "float32"),
+        ((8, 1, 1), "float32"),
+        ((1, 8, 1), "float32"),
+        ((1, 1, 2), "float32"),
+        ((1, 8, 1), "bfloat16"),
+        ((1, 1, 2), "bfloat16"),
     ],
     ids=str,
 )
@@ -230,7 +228,6 @@ def test_publish_casts_and_keeps_values(sizes: Sizes, dtype: str) -> None:
     assert not params["embed"].is_deleted()
 
 
-@pytest.mark.quick_cases("(2, 2, 2)-qwen2")
 @pytest.mark.parametrize("name", ["qwen2", "experts"])
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 2, 2), (1, 4, 1)], ids=str)
 def test_publish_may_round_linear_layers_to_8_bits(sizes: Sizes, name: str) -> None:
@@ -274,7 +271,6 @@ def test_devices_gather_integers_of_8_bits() -> None:
     assert not [line for line in of_layers if re.search(r"= (f32|bf16)\[[\d,]*\d{3}", line)]
 
 
-@pytest.mark.quick_cases("(2, 1, 2)-True-int8", "(2, 2, 2)-False-native")
 @pytest.mark.parametrize("base_type", ["native", "int8"])
 @pytest.mark.parametrize(("sizes", "is_shared"), [((2, 1, 2), True), ((2, 2, 2), False)], ids=str)
 def test_a_base_is_published_once_and_its_adapter_every_time(

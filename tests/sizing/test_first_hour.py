@@ -241,17 +241,6 @@ def is_fine(layout: str, reward: str) -> bool:
 PAIRS = [(layout, reward) for layout in LAYOUTS for reward in REWARDS]
 
 
-@pytest.mark.quick_cases(
-    "trl_prompt-my.py:lengths",
-    "trl_prompt-code",
-    "trl_solution-my.py:against_solution",
-    "trl_solution-my.py:against_tests",
-    "openai-",
-    "openai_prose-my.py:own",
-    "openai_asked-my.py:own",
-    "mbpp-code",
-    "same_question-accuracy",
-)
 @pytest.mark.parametrize(("layout", "reward"), PAIRS, ids=["-".join(pair) for pair in PAIRS])
 def test_a_dry_run_is_fine_if_and_only_if_the_run_can_start(
     layout: str, reward: str, dry_run: Callable[..., Config], tmp_path: Path
@@ -400,7 +389,6 @@ def test_weights_need_a_reward_each(
         assert message in capsys.readouterr().err
 
 
-@pytest.mark.quick_cases("dr_grpo", "ppo")
 @pytest.mark.parametrize("name", PRESETS)
 def test_an_algorithm_of_the_command_line_is_in_the_recipe(
     name: str, dry_run: Callable[..., Config]

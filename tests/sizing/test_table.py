@@ -14,13 +14,8 @@ from jzero.planning.sizing import choose_sizes
 from jzero.sizing import recipe
 from jzero.sizing.table import PAIRS, choose_row, format_table
 
-FAST = {("v5e-8", "Qwen2.5-3B"), ("T4", "Qwen2.5-0.5B"), ("laptop-8gb", "Qwen2.5-0.5B")}
 
-
-@pytest.mark.parametrize(
-    "pair",
-    [pair if pair in FAST else pytest.param(pair, marks=pytest.mark.thorough) for pair in PAIRS],
-)
+@pytest.mark.parametrize("pair", PAIRS)
 def test_no_choice_exceeds_memory_or_disk_and_the_plan_of_its_recipe_agrees(
     pair: tuple[str, str], tmp_path: Path
 ) -> None:

@@ -759,7 +759,6 @@ def tiny_gsm8k(data: Path) -> config.Config:
     return settings
 
 
-@pytest.mark.slow
 def test_gsm8k_trains_and_is_evaluated_on_math500(
     shared: Path, tmp_path: Path, quick_runs: None
 ) -> None:

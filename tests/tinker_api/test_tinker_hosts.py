@@ -166,7 +166,6 @@ def check_end_after_kill(killed: subprocess.Popen, other: subprocess.Popen, inde
     assert "--workdir" not in errors
 
 
-@pytest.mark.slow
 def test_two_hosts_are_one_host(model, tmp_path) -> None:
     with process(model, tmp_path / "one", *FLAGS, devices=2) as (_, url):
         want = drive(url)
@@ -182,7 +181,6 @@ def test_two_hosts_are_one_host(model, tmp_path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "store0"]
 
 
-@pytest.mark.thorough
 def test_two_hosts_train_and_sample_with_the_same_bits_rest_and_end_in_order(
     model, tmp_path
 ) -> None:
@@ -228,13 +226,11 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-@pytest.mark.thorough
 def test_the_end_of_the_serving_host_ends_the_idle_one(model, tmp_path) -> None:
     with hosts(model, tmp_path) as (first, second, _):
         check_end_after_kill(first, second, 0)
 
 
-@pytest.mark.thorough
 def test_the_end_of_another_host_ends_the_busy_server(model, tmp_path) -> None:
     with hosts(model, tmp_path) as (first, second, url):
         client = Client(url).begin()
@@ -245,7 +241,6 @@ def test_the_end_of_another_host_ends_the_busy_server(model, tmp_path) -> None:
         check_end_after_kill(second, first, 1)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("flags", "second_flags", "reason"),
     [

@@ -186,7 +186,6 @@ def server(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tup
         yield popen.pid, url
 
 
-@pytest.mark.slow  # a minute and more
 def test_two_thousand_samples_at_once_are_answered_once_each(server, record_property) -> None:
     process_id, url = server
     address = urlsplit(url)

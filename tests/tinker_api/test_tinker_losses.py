@@ -157,7 +157,6 @@ def naive(
 CASES = [(loss, 1) for loss in losses.KINDS] + [("cross_entropy", 3)]
 
 
-@pytest.mark.quick_cases("cross_entropy-1", "importance_sampling-1", "ppo-1")
 @pytest.mark.parametrize(("loss", "num_targets"), CASES)
 def test_the_loss_and_its_gradient_are_those_of_float64(tiny, loss, num_targets) -> None:
     data, state = random_data(num_targets), tiny.begin()
@@ -191,7 +190,6 @@ def test_log_probs_come_back_in_the_order_and_shape_of_the_data(tiny) -> None:
         np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
-@pytest.mark.thorough
 def test_several_calls_accumulate_to_one(tiny) -> None:
     data, state = random_data(), tiny.begin()
     whole, _ = tiny.add(state, data, "ppo")

@@ -106,7 +106,6 @@ def test_given_sizes_take_precedence() -> None:
         plan.choose_sizes(*described("Qwen3-4B", "v5e:1x1", *flags))
 
 
-@pytest.mark.thorough
 def test_all_programs_of_a_tiny_server_are_compiled(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -272,7 +272,6 @@ def test_a_checkpoint_that_cannot_be_read_fails_its_request_only(sampling) -> No
     assert isinstance(answers["damaged"], KeyError) and isinstance(answers[BASE], bytes)
 
 
-@pytest.mark.thorough
 def test_one_owner_leaves_slots_and_turns_to_another(sampling) -> None:
     """Long samples of one key wait when another key asks, and have the same results."""
     slots = sampling.engine.max_concurrent_decodes

@@ -45,7 +45,6 @@ def test_sample_forward_and_prompt_log_probs_are_the_same_bits(client) -> None:
         np.testing.assert_array_equal(again, forward)
 
 
-@pytest.mark.thorough
 def test_samples_of_one_prompt_have_the_same_bits_together_and_alone(client, service) -> None:
     """Together they share the rows' prefix, which changes no bit of a log-prob."""
     client.train(DATA)
@@ -74,7 +73,6 @@ def test_samples_of_one_prompt_have_the_same_bits_together_and_alone(client, ser
     assert same(client.train(data, **fields), together)
 
 
-@pytest.mark.thorough
 def test_training_does_not_change_a_snapshot_and_neither_does_its_place(client) -> None:
     sampler = client.snapshot()
     before = client.sample(sampler, PROMPT, num_samples=2)
@@ -89,7 +87,6 @@ def test_training_does_not_change_a_snapshot_and_neither_does_its_place(client) 
     assert not same(client.sample(others[0], PROMPT, num_samples=2).logprobs, before.logprobs)
 
 
-@pytest.mark.thorough
 def test_two_tenants_are_as_they_are_alone(url) -> None:
     """Ranks 4 and 8 train and sample at the same time; one state is on the device at a time."""
 
@@ -121,7 +118,6 @@ def test_two_tenants_are_as_they_are_alone(url) -> None:
         assert same(alone[rank][2], together[rank][2])
 
 
-@pytest.mark.thorough
 def test_two_tenants_that_train_and_sample_at_once_have_no_mismatch(url) -> None:
     """The cookbook's metrics kl_sample_train_v1 and _v2 of three RL steps are exactly 0."""
 
@@ -163,7 +159,6 @@ def test_two_tenants_that_train_and_sample_at_once_have_no_mismatch(url) -> None
 # -- sampling --------------------------------------------------------------------------------------
 
 
-@pytest.mark.thorough
 def test_a_seed_gives_the_same_tokens_and_no_seed_others(client) -> None:
     sampler = client.sampler(base_model=NAME)
     first = client.sample(sampler, PROMPT, num_samples=3)
@@ -191,7 +186,6 @@ def test_filters_belong_to_a_request(client) -> None:
     assert greedy.tokens == only_one.tokens
 
 
-@pytest.mark.thorough
 def test_top_log_probs_are_those_of_the_tokens(client) -> None:
     sampler = client.sampler(base_model=NAME)
     sampled = client.sample(
@@ -391,7 +385,6 @@ def test_the_parts_of_an_adapter_are_those_of_the_client(client) -> None:
     assert refused.status_code == 400 and "train_unembed" in refused.text
 
 
-@pytest.mark.thorough
 def test_the_output_layer_alone_is_trained_and_sampled(client) -> None:
     before = client.forward(DATA)
     client.begin(1, train_mlp=False, train_attn=False)
@@ -629,7 +622,6 @@ def test_one_adapter_too_many_is_refused_and_room_comes_back(client) -> None:
     client.begin()
 
 
-@pytest.mark.thorough
 def test_too_many_samples_come_again_later(client) -> None:
     """A storm: every request is answered in the end, and no more than the limit wait."""
     sampler = client.sampler(base_model=NAME)

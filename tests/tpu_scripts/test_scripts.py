@@ -537,7 +537,6 @@ def test_setup_can_be_repeated(ready) -> None:
     assert "of MOUNT: false" in ready.run("setup", fails=True, MOUNT="false")
 
 
-@pytest.mark.quick_cases("tpu")
 @pytest.mark.parametrize("tool", ["tpu", "gpu"])
 def test_a_run_from_start_to_end(cloud, tool) -> None:
     def script(name: str, *arguments: str) -> tuple[str, ...]:
@@ -668,7 +667,6 @@ def test_bench_copies_its_line_back(ready, tmp_path: Path) -> None:
 # --- resume ---
 
 
-@pytest.mark.thorough
 def test_resume_from_nothing_over_a_preemption_to_the_end(cloud) -> None:
     cloud.write(
         states="MISSING\nMISSING\nWAITING_FOR_RESOURCES\nACTIVE\n"  # looks, creates, waits
@@ -724,7 +722,6 @@ def test_resume_notices_a_node_that_is_gone_before_its_request_is(cloud) -> None
     )
 
 
-@pytest.mark.thorough
 def test_resume_starts_a_crashed_run_again_and_then_gives_up(cloud) -> None:
     cloud.write(statuses="failed (1)")
     output = cloud.run("resume", fails=True, RETRIES="2")

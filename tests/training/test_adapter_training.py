@@ -74,11 +74,11 @@ def weights_in(base: str) -> qwen.Params:
 @pytest.mark.parametrize(
     ("packing", "sizes", "base"),
     [
-        pytest.param("eight slots, two buckets", (2, 1, 1), "native", marks=pytest.mark.slow),
-        pytest.param("eight slots, two buckets", (2, 1, 1), "int8", marks=pytest.mark.thorough),
+        ("eight slots, two buckets", (2, 1, 1), "native"),
+        ("eight slots, two buckets", (2, 1, 1), "int8"),
         ("plain", (2, 2, 2), "native"),
-        pytest.param("plain", (2, 2, 2), "int8", marks=pytest.mark.thorough),
-        pytest.param("plain", (1, 2, 2, 2), "int8", marks=pytest.mark.thorough),
+        ("plain", (2, 2, 2), "int8"),
+        ("plain", (1, 2, 2, 2), "int8"),
     ],
     ids=str,
 )
@@ -174,7 +174,6 @@ def test_dropout_depends_on_the_step_and_not_on_the_mesh() -> None:
     assert relative_difference(other, gradient) < 1e-4
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 2, 2), (1, 2, 1, 2)], ids=str)
 def test_dropout_depends_on_the_seed(sizes: tuple[int, ...]) -> None:
     trainer = trainer_with(0.5, sizes)
@@ -232,8 +231,7 @@ def bytes_of_base(model: qwen.QwenConfig, base: str) -> int:
     return num_quantized + 4 * num_scales + 2 * (qwen.num_params(model) - num_quantized)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("base_type", [pytest.param("native", marks=pytest.mark.slow), "int8"])
+@pytest.mark.parametrize("base_type", ["native", "int8"])
 def test_policy_critic_reference_and_decoder_share_one_base(base_type: str, tmp_path: Path) -> None:
     """No second copy of any weight: beside the base there is only what the adapters need."""
     settings = reference.settings(

@@ -64,8 +64,6 @@ def assert_same_step(found: tuple[qwen.Params, Stats], expected: tuple[qwen.Para
         np.testing.assert_allclose(stats[name], value, rtol=2e-4, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.quick_cases("two slots-(1, 2, 1, 4)")
-@pytest.mark.thorough_cases("plain-(1, 2, 2, 2)", "own slot-(2, 1, 1, 2)")
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
 @pytest.mark.parametrize("packing", ["two slots", "own slot", "plain"])
 def test_gradient_is_that_of_each_sequence_alone(packing: str, sizes: tuple[int, ...]) -> None:
@@ -86,7 +84,6 @@ def test_score_is_that_of_each_sequence_alone(sizes: tuple[int, ...]) -> None:
     test_learner.assert_scores_are_those_of_each_sequence_alone(scores)
 
 
-@pytest.mark.thorough_cases("full")
 @pytest.mark.parametrize("remat", ["dots", "full"])
 def test_recomputed_layers_and_chunks_of_logits(remat: str) -> None:
     """64 words are split over all devices, and logits are computed 16 tokens at a time."""
@@ -98,7 +95,6 @@ def test_recomputed_layers_and_chunks_of_logits(remat: str) -> None:
     assert_same_step(found, gradient_on((1, 1, 1), "two slots", model, compute))
 
 
-@pytest.mark.thorough_cases("two slots-(1, 2, 1, 2)", "two slots-(1, 1, 2, 2)")
 @pytest.mark.parametrize("sizes", [(1, 2, 1, 2), (1, 1, 2, 2)], ids=str)
 @pytest.mark.parametrize("packing", ["two slots", "plain"])
 def test_gated_delta_nets_share_heads(packing: str, sizes: tuple[int, ...]) -> None:

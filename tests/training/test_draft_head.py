@@ -121,7 +121,6 @@ def slow_loss(
 
 
 # A row with the prompt before two slots, and rows without a prefix.
-@pytest.mark.thorough_cases("two slots")
 @pytest.mark.parametrize("packing", ["two slots", "plain"])
 def test_the_gradient_of_the_head_is_its_definition(packing: str) -> None:
     trainer = trainer_on(settings(WEIGHT, train=PACKINGS[packing]), (1, 1, 1), WITH_HEAD)
@@ -155,7 +154,6 @@ SPLIT = pytest.param(
 )
 
 
-@pytest.mark.thorough_cases("(1, 1, 1)")
 @pytest.mark.parametrize("sizes", [(1, 1, 1), SPLIT], ids=str)
 def test_the_gradient_of_the_policy_has_the_same_bits(sizes: tuple[int, ...]) -> None:
     """With a head and without, also clipped."""
@@ -178,7 +176,6 @@ def test_clipping_treats_the_head_apart() -> None:
     np.testing.assert_array_equal(clipped["mtp"]["fc"], gradient["mtp"]["fc"])
 
 
-@pytest.mark.thorough
 def test_a_head_of_weight_0_stays_as_it_is() -> None:
     trainer = trainer_on(settings(0.0, optimizer={"weight_decay": 0.5}), (1, 1, 1), WITH_HEAD)
     policy, minibatch = trainer.policy, packed_minibatch(trainer)

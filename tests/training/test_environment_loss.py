@@ -35,7 +35,6 @@ def echo_trainer(packs_per_row: int, devices: int) -> Trainer:
     return trainer
 
 
-@pytest.mark.quick_cases("2-1")
 @pytest.mark.parametrize(("packs_per_row", "devices"), [(2, 1), (0, 2)])
 def test_the_gradient_of_a_step_has_the_cross_entropy_of_the_replies(
     packs_per_row: int, devices: int

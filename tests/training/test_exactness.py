@@ -234,7 +234,6 @@ def sampled_plainly(model: qwen.QwenConfig, dtype: str) -> Sampled:
 
 
 # Hybrids with experts are compared in plain rows below.
-@pytest.mark.thorough_cases("gemma3-float32", "experts-float32", "hybrid-bfloat16")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "model",
@@ -255,7 +254,6 @@ def test_no_bit_differs_between_slots_and_packed_rows(model: qwen.QwenConfig, dt
     assert_exact(sampled_plainly(model, dtype))
 
 
-@pytest.mark.thorough_cases("dense")
 @pytest.mark.parametrize(
     "model",
     [QWEN3, GEMMA, exact_hybrid(HYBRID_MOE)],
@@ -270,7 +268,6 @@ def test_preempted_sequences_are_exact_in_plain_rows(model: qwen.QwenConfig) -> 
     assert_exact(sampled)
 
 
-@pytest.mark.thorough_cases("dense")
 @pytest.mark.parametrize("model", [QWEN3, GEMMA], ids=["dense", "windows"])
 def test_scores_of_given_tokens_have_the_bits_of_the_sampler(model: qwen.QwenConfig) -> None:
     sampled = sampled_plainly(model, "bfloat16")
@@ -286,7 +283,6 @@ def test_scores_of_given_tokens_have_the_bits_of_the_sampler(model: qwen.QwenCon
 
 
 # Every model and every mesh, also those of the next test, but not each with each.
-@pytest.mark.thorough_cases("data 8-dense", "data 4, tensor 2-windows")
 @pytest.mark.parametrize(
     "model",
     [MODEL, GEMMA, MOE, exact_hybrid(HYBRID)],
@@ -297,7 +293,6 @@ def test_devices_change_no_bit(sizes: tuple[int, int, int], model: qwen.QwenConf
     assert_exact(Sampled(settings(train={"microbatch_tokens": 2048}), sizes, model))
 
 
-@pytest.mark.thorough_cases("dense")
 @pytest.mark.parametrize(
     "model",
     [MODEL, GEMMA, MOE, exact_hybrid(HYBRID)],
@@ -309,14 +304,12 @@ def test_two_devices_round_alike(model: qwen.QwenConfig) -> None:
     assert_exact(Sampled(changed, (4, 1, 2), model))
 
 
-@pytest.mark.thorough_cases("dense")
 @pytest.mark.parametrize("model", [MODEL, GEMMA, MOE], ids=["dense", "windows", "experts"])
 def test_an_adapter_is_exact(model: qwen.QwenConfig) -> None:
     changes = {"adapter": AdapterConfig(rank=4)}
     assert_exact(Sampled(settings("bfloat16", model=changes), model=model))
 
 
-@pytest.mark.thorough_cases("dense")
 @pytest.mark.parametrize("model", [MODEL, GEMMA], ids=["dense", "windows"])
 def test_turns_that_go_on_after_a_reply_are_exact(model: qwen.QwenConfig) -> None:
     def reply_once(scheduler: Scheduler) -> Callable[[bool], list[Reply]]:
@@ -339,7 +332,6 @@ def with_small_blocks(programs: ProgramSettings) -> ProgramSettings:
     return replace(programs, attention=backend)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("broken", [with_small_blocks])
 def test_a_broken_rule_in_the_sampler_fails_by_name(
     broken: Callable[[ProgramSettings], ProgramSettings],
@@ -356,7 +348,6 @@ def test_a_broken_rule_in_the_sampler_fails_by_name(
 # -- the forward pass ------------------------------------------------------------------------------
 
 
-@pytest.mark.thorough
 def test_tokens_beside_a_row_and_a_gradient_change_no_bit_of_its_logits() -> None:
     model = replace(QWEN3, num_hidden_layers=1)
     params = random_params(model)
@@ -496,7 +487,6 @@ def test_a_family_whose_layers_are_not_exact_is_refused(monkeypatch: pytest.Monk
         make_trainer(settings(), replace(MODEL, model_type="other"), None, mesh)
 
 
-@pytest.mark.thorough_cases("qwen3-bfloat16", "gemma2-float32")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "model",

@@ -102,7 +102,6 @@ def test_experts_are_linear_layers_with_an_axis_of_their_own() -> None:
     assert axes["experts_up"]["b"] == ("layers", "experts", "rank", "expert_mlp")
 
 
-@pytest.mark.thorough_cases("native-experts", "int8-experts")
 @every_model
 @every_base
 def test_gradients_are_projections_of_the_whole_gradient(base: str, name: str) -> None:
@@ -129,7 +128,6 @@ def test_gradients_are_projections_of_the_whole_gradient(base: str, name: str) -
     reference.assert_same_loss(stats["loss"], whole_stats["loss"])
 
 
-@pytest.mark.thorough_cases("(2, 2, 2)-int8-experts")
 @every_model
 @every_base
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2)], ids=str)

@@ -68,7 +68,6 @@ def test_padding_counts_in_no_load() -> None:
     assert stats["expert_load"].sum(axis=1).tolist() == [2 * num_tokens, 2 * num_tokens]
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2), (1, 1, 8), (1, 2, 2, 2)], ids=str)
 def test_gradient_and_load_do_not_depend_on_the_mesh(sizes: tuple[int, ...]) -> None:
     gradient, stats, _ = step_on(sizes)
@@ -81,7 +80,6 @@ def test_gradient_and_load_do_not_depend_on_the_mesh(sizes: tuple[int, ...]) -> 
         assert np.abs(gradient["layers"][name]).max() > 0, name
 
 
-@pytest.mark.thorough_cases("(2, 2, 2)")
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2), (1, 2, 2, 2)], ids=str)
 def test_experts_in_a_hybrid_do_not_depend_on_the_mesh(sizes: tuple[int, ...]) -> None:
     gradient, stats, num_tokens = step_on(sizes, HYBRID_MOE)

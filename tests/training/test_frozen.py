@@ -34,7 +34,6 @@ def assert_as_described(base: qwen.Params, described: qwen.Params) -> None:
     jax.tree.map(check, base, described)
 
 
-@pytest.mark.quick_cases("sizes1-bfloat16")
 @pytest.mark.parametrize(
     ("sizes", "dtype"), [((1, 1, 1), "bfloat16"), ((1, 2, 2), "bfloat16"), ((2, 1, 2), "float32")]
 )

@@ -23,7 +23,6 @@ GEMMA = replace(
 )
 
 
-@pytest.mark.quick_cases("two slots-(1, 1, 1, 1)", "two slots-(1, 2, 1, 2)")
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (1, 2, 1, 2), (1, 1, 2, 2)], ids=str)
 @pytest.mark.parametrize("packing", ["two slots", "own slot"])
 def test_a_shared_prefix_is_in_the_window(packing: str, sizes: tuple[int, ...]) -> None:

@@ -46,7 +46,6 @@ def gradient(train: dict[str, object], sizes: tuple[int, int, int]) -> qwen.Para
     return found
 
 
-@pytest.mark.slow
 def test_no_packing_changes_the_gradient():
     expected = gradient({"packs_per_row": 0, "microbatch_tokens": 36}, (1, 1, 1))
     shared_prefix = {"packs_per_row": 8, "microbatch_tokens": 102, "pack": "auto"}
@@ -79,7 +78,6 @@ def test_the_decoder_gets_the_weights_and_exact_gates(sizes):
     assert gates.dtype == np.float32
 
 
-@pytest.mark.thorough
 def test_a_base_in_8_bits_keeps_its_gates_exact():
     adapter = AdapterConfig(rank=2)
     settings = reference.settings(model={"adapter": adapter, "base": "int8", "dtype": "bfloat16"})

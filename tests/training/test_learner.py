@@ -45,7 +45,7 @@ FAR = 2.0**40
 
 ONE_DEVICE = (1, 1, 1)
 # The default suite has meshes that split the rows and the weights.
-DATA_ALONE = pytest.param((8, 1, 1), marks=pytest.mark.thorough, id="(8, 1, 1)")
+DATA_ALONE = pytest.param((8, 1, 1), id="(8, 1, 1)")
 PACKINGS: dict[str, dict[str, object]] = {
     "own slot": {"packs_per_row": 1, "microbatch_tokens": 512},
     "two slots": {"packs_per_row": 2, "microbatch_tokens": 240},
@@ -179,7 +179,6 @@ def assert_scores_are_those_of_each_sequence_alone(scores: list[np.ndarray]) -> 
 # -- packings --------------------------------------------------------------------------------------
 
 
-@pytest.mark.quick_cases("plain-False", "plain-True", "own slot-False")
 @pytest.mark.parametrize("is_permuted", [False, True])
 @pytest.mark.parametrize("packing", ["own slot", "eight slots, two buckets", "plain"])
 def test_gradient_does_not_depend_on_packing(packing: str, is_permuted: bool) -> None:
@@ -212,7 +211,6 @@ def test_score_is_the_log_prob_of_each_sequence_alone() -> None:
     assert_scores_are_those_of_each_sequence_alone(scores)
 
 
-@pytest.mark.thorough
 def test_only_tokens_of_high_entropy_have_a_gradient() -> None:
     """The entropies are the model's own, and their quantile is over all sequences of the step."""
     settings = reference.settings(train=PACKINGS["two slots"], algorithm={"top_entropy": 0.3})
@@ -246,7 +244,6 @@ def test_only_tokens_of_high_entropy_have_a_gradient() -> None:
 # -- meshes ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.quick_cases("(2, 2, 2)")
 @pytest.mark.parametrize("sizes", [DATA_ALONE, (2, 2, 2), (1, 8, 1), (1, 2, 4)], ids=str)
 def test_gradient_does_not_depend_on_the_mesh(sizes: tuple[int, int, int]) -> None:
     trainer = gradient_trainer("two slots", sizes)
@@ -279,7 +276,6 @@ def test_scoring_batches_with_more_fields_does_not_compile_again(
     assert trainer.policy.score_program._cache_size() == 1
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_head_that_is_split_by_vocabulary_has_the_same_gradient(is_tied: bool) -> None:
     # The 61 tokens of reference.MODEL cannot be split over two devices. 64 can, in chunks of 16.

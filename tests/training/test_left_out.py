@@ -289,13 +289,7 @@ def update_on_all(
     return run_optimizer_steps(trainer, state, minibatches, step)
 
 
-def presets() -> list[object]:
-    """Returns the presets that leave sequences out, as parameters of a test."""
-    thorough = [name for name in LEAVE_OUT if name != "gspo"]
-    return ["gspo", *(pytest.param(name, marks=pytest.mark.thorough) for name in thorough)]
-
-
-@pytest.mark.parametrize("preset", presets())
+@pytest.mark.parametrize("preset", LEAVE_OUT)
 def test_an_update_without_the_left_out_is_the_update_on_all(preset: str) -> None:
     trainer = adam_trainer(preset)
 

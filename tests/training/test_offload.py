@@ -58,7 +58,6 @@ def test_what_is_on_the_host_takes_no_memory_of_a_device() -> None:
     assert live_bytes()[0][kind] == moved.nbytes
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("quick_runs", "explicit_transfers")
 def test_a_run_with_offloaded_moments_has_the_same_numbers(tmp_path: Path) -> None:
     """Policy and critic, from the start and from a checkpoint."""

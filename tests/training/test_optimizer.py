@@ -203,7 +203,6 @@ THEIRS = [
 ]
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "arguments", "settings"), THEIRS, ids=str)
 @pytest.mark.parametrize("warmup", [0, 12])
 def test_schedules_are_those_of_transformers(
@@ -298,7 +297,6 @@ def num_bytes(state: optax.OptState) -> int:
     return sum(leaf.nbytes for leaf in jax.tree.leaves(state))
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("moment", ["mu_dtype", "nu_dtype"])
 def test_a_moment_of_16_bits_takes_half_the_memory_and_steps_nearly_the_same(moment: str) -> None:
     params = reference.random_params()

@@ -81,7 +81,6 @@ def run(model: str, mesh: str) -> tuple[qwen.Params, np.ndarray, AdapterState]:
     return jax.device_get(state.gradient), logps, learner.state_places
 
 
-@pytest.mark.quick_cases("tied-tensor", "untied-fsdp")
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("model", MODELS)
 def test_devices_that_split_the_vocabulary_have_the_gradient_of_one(model: str, mesh: str) -> None:

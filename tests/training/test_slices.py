@@ -106,7 +106,6 @@ def test_slices_that_the_devices_are_not(
 # -- the update ------------------------------------------------------------------------------------
 
 
-@pytest.mark.quick_cases("4-(2, 1, 1)")
 @pytest.mark.parametrize(
     ("slices", "sizes"),
     [
@@ -126,7 +125,6 @@ def test_gradient_is_that_of_each_sequence_alone(slices: int, sizes: Sizes) -> N
     np.testing.assert_allclose(stats["mismatch_max"], test_learner.largest_mismatch(), rtol=1e-4)
 
 
-@pytest.mark.thorough_cases("experts", "delta nets")
 @pytest.mark.parametrize(
     ("model", "sizes"),
     [(reference.MOE, (1, 2, 2)), (HYBRID, (1, 2, 1, 2))],
@@ -141,7 +139,6 @@ def test_experts_and_delta_nets(model: qwen.QwenConfig, sizes: Sizes) -> None:
         np.testing.assert_allclose(stats[name], value, rtol=2e-4, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.quick_cases("False")
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_a_head_that_is_split_by_vocabulary(is_tied: bool) -> None:
     model = replace(reference.MODEL, vocab_size=64, tie_word_embeddings=is_tied)
@@ -175,7 +172,6 @@ def test_scores_are_those_of_each_sequence_alone() -> None:
 # -- what crosses the slices -----------------------------------------------------------------------
 
 
-@pytest.mark.quick_cases("(1, 4, 1)")
 @pytest.mark.parametrize("sizes", [(1, 4, 1), (2, 2, 1), (1, 2, 2), (1, 2, 1, 2)], ids=str)
 def test_only_the_sum_of_the_gradients_crosses_slices(sizes: Sizes) -> None:
     """Once in a step, after all microbatches, and each device sends only its shard."""

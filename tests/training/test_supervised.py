@@ -95,7 +95,6 @@ def test_the_cross_entropy_has_the_gradient_of_a_surrogate_with_advantage_1() ->
     )
 
 
-@pytest.mark.thorough
 def test_fine_tuning_has_no_correction_for_stale_samples() -> None:
     """Examples have no log-probs of a sampler that a correction could divide by."""
     mesh = train_mesh(1, 1, 1, jax.devices()[:1])

@@ -266,7 +266,6 @@ def test_only_targets_that_are_trained_change_the_gradient(are_trained: bool) ->
     assert have_same_bits(gradient_of_others, gradient) == (not are_trained)
 
 
-@pytest.mark.quick_cases("0")
 @pytest.mark.parametrize("packs_per_row", [2, 0])
 def test_sequences_of_turns_have_the_same_gradient_where_every_token_weighs_the_same(
     packs_per_row: int,

@@ -108,16 +108,6 @@ ENDS = ["close", "exception", "INT", "TERM", "KILL"]
 
 
 @linux
-@pytest.mark.quick_cases("asyncio-KILL")
-@pytest.mark.thorough_cases(
-    "processes-KILL",
-    "processes-close",
-    "processes-exception",
-    "processes-INT",
-    "processes-TERM",
-    "asyncio-close",
-    "asyncio-TERM",
-)
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("mode", ["processes", "asyncio"])
 def test_no_child_of_an_environment_outlives_the_run(tmp_path: Path, mode: str, end: str) -> None:

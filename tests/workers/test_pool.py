@@ -99,9 +99,9 @@ def test_poll_does_not_wait(one_worker) -> None:
     [
         ("leave", "killed"),
         # These are in the default test of several attacks at once, too.
-        pytest.param("crash", "killed", marks=pytest.mark.slow),
-        pytest.param("hang", "timeout", marks=pytest.mark.slow),
-        pytest.param("spin", "timeout", marks=pytest.mark.slow),
+        ("crash", "killed"),
+        ("hang", "timeout"),
+        ("spin", "timeout"),
     ],
 )
 def test_a_hostile_item_costs_its_own_score_and_a_bounded_time(
