@@ -255,6 +255,12 @@ class Parser(argparse.ArgumentParser):
                 self.error(str(error))
         # Without the settings: argparse would take the value of `--config.a.b VALUE` for its own.
         values, others = super().parse_known_args(arguments, namespace or argparse.Namespace())
+        # Commands that pass flags on pass on their values, too.
+        if others and self.has_settings and not self.passes_on:
+            try:
+                check_others(others, self.flags())
+            except UserError as error:
+                self.error(str(error))
         return values, [*others, *(f"--config.{flag.name}={flag.text}" for flag in given)]
 
     def flags(self) -> list[str]:

@@ -149,6 +149,8 @@ def test_a_mistake_in_a_flag_takes_less_than_a_second(command: str) -> None:
         (["export", "--config.train.steps=2"], "--config.train.steps=2: unknown flag; "),
         (["plan", "--confgi=x"], "--confgi=x: did you mean --config=x?"),
         (["compare", "A", "B", "--num_proceses=2"], "did you mean --num_processes=2?"),
+        (["train", "--model=M", "--data=D", "stray"], "stray: unknown argument; settings are"),
+        (["evaluate", "RUN", "stray"], "stray: unknown argument; settings are given as"),
         (["export", "-x"], "-x: unknown flag; "),
         (["export", "-out=x"], "-out=x: did you mean --out=x?"),
         (["grade", "--config.train.steps=2"], "--config.train.steps=2: unknown flag; "),
