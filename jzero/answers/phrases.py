@@ -116,6 +116,17 @@ _ANOTHER_CHOICE = re.compile(
 _IS_CORRECT = re.compile(
     r"(?<=[A-J)\]}])\s+is\s+(?:the\s+)?(?:correct|right)(?:\s+(?:answer|option|choice))?(?=[\s.}]*\Z)"
 )
+_REASON = re.compile(
+    r"(?<=[0-9)}a-z])\s*(?:\\text\s*\{)?\s*,?\s*\b(?:since|because)\b.*\Z", re.DOTALL
+)
+_APPROXIMATION_IN_BRACKETS = re.compile(
+    r"(?<=[0-9)}])\s*\(\s*\\approx\s*(-?[0-9][0-9.]*)\s*\)\s*\Z"
+)
+_EQUIVALENTLY = re.compile(r"\s*,?\s*\b(?:or,?\s+equivalently|i\.e\.(?=,?\s*\}?\s*[-0-9\\])),?\s*")
+# Either x=1 or x=2.
+_EITHER = re.compile(
+    r"\A\s*(?P<text>\\text\s*\{)?\s*[Ee]ither\s+(?=[^\n]*\bor\b)|\A\s*[Ee]ither\s+(?=[a-z]\s*=)"
+)
 # only f(x)=x; f(x)=x is the only solution
 _ONLY = re.compile(
     r"\A\s*(?:\\text\s*\{)?\s*[Oo]nly\s*(?:\}\s*(?=[a-z]\s*(?:\(|=))|(?=[a-z]\s*(?:\(|=)))"
@@ -148,9 +159,10 @@ _PLAIN_PROSE = re.compile(r"[A-Za-z'-]*[ ,]+[A-Za-z][A-Za-z0-9 ,.;:'()/-]*")
 _SPACES = re.compile(r"\s+")
 _HYPHEN = re.compile(r"(?<=[a-z])-(?=[a-z])")
 _ONLY_WORDS = re.compile(r"[A-Za-z][A-Za-z' -]*")
+_PLAIN_WORD = r"(?!(?:not|no|never|neither|nor|opposite|if|either|or|but|false|wrong)\b)[a-z]+ "
 _SUBJECT_OF_PREDICATE = re.compile(
-    r"\A(?:(?:the|this|these|both) (?:[a-z]+ ){1,3}?|it |they )(?:is|are|was|were) (?:(?:an? "
-    r"|the )(?!same))?"
+    rf"\A(?:(?:the|this|these|both) (?:{_PLAIN_WORD}){{1,5}}?|it |they )"
+    r"(?:is|are|was|were|must be|will be|falls on|lies on) (?:(?:an? |the )(?!same))?"
     r"|\A[A-Za-z]{1,5} (?:is|are) (?:an? |the )?|\A(?:an? |the )(?!same)"
 )
 _NOUN_OF_KIND = re.compile(
@@ -219,6 +231,11 @@ def without_remarks(text: str) -> str:
     """
     if "only" in text:
         text = _ONLY.sub("", text)
+    if "since" in text or "because" in text:
+        text = _without_reason(text)
+    if "approx" in text:
+        text = _APPROXIMATION_IN_BRACKETS.sub(r"\\approx \1", text)
+    text = _EITHER.sub(lambda match: match["text"] or "", _EQUIVALENTLY.sub(" or ", text))
     if not _MAY_HAVE_REMARK.search(text):
         return text
     text = _REMARK_ON_ROOT.sub("", _REMARK.sub("", text))
@@ -229,6 +246,13 @@ def without_remarks(text: str) -> str:
     first = re.split(r"[^A-Za-zμΩ]", unit)[0]
     is_known = named_unit(first) or named_unit(singular(first)) or singular(first) == "unit"
     return rf"{text[: match.start()]}\text{{ {unit}}}" if is_known else text
+
+
+def _without_reason(text: str) -> str:
+    """Returns 5 for "5, because ..."."""
+    shortened = _REASON.sub("", text)
+    opened = shortened.count("{") - shortened.count("}")
+    return shortened + "}" * opened if shortened.strip(" {}") else text
 
 
 def with_relation(text: str) -> str:

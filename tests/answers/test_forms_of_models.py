@@ -172,6 +172,27 @@ FORMS = {
         \text{a circle of radius 3 centered at the origin} == x^2+y^2=9
         \text{a circle of radius 9 centered at the origin} != x^2+y^2=9
     """,
+    "reasons and equal values": r"""
+        x=2\text{ since }x>0 == 2
+        5\text{ because it is not }6 != 6
+        12\text{, because there are 3 rows of 4} == 12
+        \text{True, because }f(0)=0 == \text{True}
+        \text{No, since }5\text{ is prime} != 5
+        x>2\text{ since }y<1 == x>2
+        x>2\text{ since }y<1 != x>1
+        \frac12\text{ or equivalently }0.5 == \frac12
+        \frac12\text{ or equivalently }0.6 != \frac12
+        \frac12\text{, i.e., }50\% == \frac12
+        \sqrt{10}\ (\approx 3.16) == \sqrt{10}
+        \sqrt{10}\ (\approx 3.26) != \sqrt{10}
+        \text{either }x=1\text{ or }x=2 == 1,2
+        \text{either }1\text{ or }2 != 1
+        \text{It falls on a Tuesday} == \text{Tuesday}
+        \text{It does not fall on a Tuesday} != \text{Tuesday}
+        \text{The graph must be a hyperbola} == \text{hyperbola}
+        \text{The graph must not be a hyperbola} != \text{hyperbola}
+        \text{The winner is not Alice} != \text{Alice}
+    """,
     "lists of letters": r"""
         A, B, D != B, D
         B, D != A, B, D
