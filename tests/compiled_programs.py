@@ -12,7 +12,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from jax.experimental.compilation_cache import compilation_cache
+from jax._src import compilation_cache  # JAX does not publish how it compresses a program
 
 from jzero import cli
 
@@ -36,9 +36,10 @@ def open_directory(directory: Path) -> None:
 
 def is_whole(program: Path) -> bool:
     """Returns whether a file is a program as JAX's cache keeps it, and not the start of one."""
+    content = program.read_bytes()
     try:
-        compilation_cache.decompress_executable(program.read_bytes())
-    except Exception:  # of whichever compression JAX has found
+        compilation_cache.decompress_executable(content)
+    except Exception:  # each compression that JAX may have chosen has errors of its own
         return False
     return True
 

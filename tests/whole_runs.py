@@ -118,6 +118,10 @@ WHOLE_RUNS: dict[str, tuple[str, ...]] = {
         "tests/training/test_frozen.py::test_a_base_is_quantized_as_the_function_says",
     ),
     "kernels": (
+        "tests/attention/test_kernels.py::test_splash_equals_the_definition[qwen2.5-0.5b]",
+        "tests/attention/test_kernels.py::test_heads_split_over_a_mesh_equal_whole_ones[4]",
+        "tests/attention/test_kernels.py::"
+        "test_windows_equal_the_definition[tpu-RowLayout(prefix=70, slots=3, slot=90)-window]",
         "tests/attention/test_kernels.py::test_paged_kernels_equal_the_definition[qwen2.5-0.5b]",
         "tests/attention/test_tpu_decode.py::"
         "test_the_kernel_equals_the_definition[bf16-qwen2.5-0.5b]",
