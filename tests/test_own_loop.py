@@ -5,7 +5,10 @@ A comment `<!-- file: NAME -->` above a Python block gives the file that the blo
 
 import ast
 import importlib
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -94,6 +97,44 @@ def test_a_loop_trains(name: str, load: Load, capsys: pytest.CaptureFixture[str]
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
     assert len(printed) == 3
     assert len({str(result) for result in results}) > 1  # the policy changes
+
+
+COMMANDS = re.compile(r"<!-- tested: tests/test_own_loop\.py -->\n```sh\n(.*?)```", re.DOTALL)
+
+
+@pytest.mark.thorough_cases("best_of_n")
+@pytest.mark.parametrize("name", LOOPS)
+def test_the_command_of_the_page_raises_the_reward(
+    name: str, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    for file, text in FILES.items():
+        (tmp_path / f"{file}.py").write_text(text, encoding="utf-8")
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    folder = str(Path(sys.executable).parent)
+    path = os.pathsep.join([folder, environment["PATH"]])
+    environment = environment | {"PYTHONPATH": str(ROOT), "PATH": path}
+    [commands] = COMMANDS.findall(PAGE)
+    # The flags that all commands share, and one of the commands.
+    lines = commands.replace("\\\n", " ").splitlines()
+    [command] = [line for line in lines if f" {name}.py " in line]
+    script = "\n".join([*(line for line in lines if not line.startswith("python")), command])
+
+    done = subprocess.run(
+        ["bash", "-ec", script],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    # The reward, or the pass rate of the first level.
+    curve = [
+        float(x) for x in re.findall(r"^step .*?(?:reward|level 2:) (\S+?),? ", done.stdout, re.M)
+    ]
+    third = len(curve) // 3
+    assert third >= 8
+    assert np.mean(curve[-third:]) > np.mean(curve[:third]), curve
 
 
 def test_a_curriculum_prefers_levels_that_are_neither_easy_nor_hard(load: Load) -> None:
