@@ -86,6 +86,9 @@ def run_settings(name: str, steps: int, lr: float) -> Config:
     if name == "curriculum":
         first, _, *others = config.task.options
         config.task.options = (first, "numbers_max=3", *others)
+        # Room for an example of the warm start, and for a row on each of 8 devices.
+        config.rollout.max_new_tokens = 40
+        config.train.microbatch_tokens = 448
     return config
 
 
