@@ -105,7 +105,6 @@ def test_a_loop_trains(name: str, load: Load, capsys: pytest.CaptureFixture[str]
 COMMANDS = re.compile(r"<!-- tested: tests/test_own_loop\.py -->\n```sh\n(.*?)```", re.DOTALL)
 
 
-@pytest.mark.thorough_cases("best_of_n")
 @pytest.mark.parametrize("name", LOOPS)
 def test_the_command_of_the_page_raises_the_reward(
     name: str, tmp_path: Path, environment: dict[str, str]
