@@ -64,6 +64,11 @@ def quoted(value: object) -> str:
     return " ".join(_REPR.repr(value).split())[: 2 * LONGEST_TEXT]
 
 
+def counted(count: float, noun: str) -> str:
+    """Returns a number of things for a message: "1 problem", "7,473 problems"."""
+    return f"{count:,.0f} {noun}{'s' * (count != 1)}"
+
+
 def causes(error: BaseException) -> Iterator[BaseException]:
     """Yields an error and then its causes, each once."""
     seen: set[int] = set()

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from jzero.config.data_sources import Rows, read_sources
-from jzero.errors import UserError
+from jzero.errors import UserError, counted
 from jzero.problems import overlap, problem_sets
 from jzero.problems.problem_sets import Place
 
@@ -287,15 +287,15 @@ def load_sets(
 def notes_on_dropped(loaded: Loaded[RowType], reason: str, without_answer: int = 0) -> list[str]:
     """Returns lines with the numbers of dropped and remaining rows of a set.
 
-    `reason` explains why rows are unusable that have an answer, or need none. `without_answer` of
+    `reason` is what unusable rows lack that have an answer, or need none. `without_answer` of
     the unusable rows have none.
     """
     notes = []
     if without_answer:
-        notes.append(f"{loaded.source}: {without_answer} problems dropped, they have no answer")
+        notes.append(f"{loaded.source}: {counted(without_answer, 'problem')} dropped: no answer")
     if unusable := len(loaded.dataset) - len(loaded.usable) - without_answer:
-        notes.append(f"{loaded.source}: {unusable} problems dropped, {reason}")
+        notes.append(f"{loaded.source}: {counted(unusable, 'problem')} dropped: {reason}")
     if held_out := len(loaded.usable) - len(loaded.train):
-        notes.append(f"{loaded.source}: {held_out} problems dropped, they are held out")
-    notes.append(f"{loaded.source}: {len(loaded.train)} problems")
+        notes.append(f"{loaded.source}: {counted(held_out, 'problem')} dropped: held out")
+    notes.append(f"{loaded.source}: {counted(len(loaded.train), 'problem')}")
     return notes

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
+from jzero.errors import counted
 from jzero.run.accuracy import accuracy_text, points
 from jzero.run.record import RunRecord, step_of
 from jzero.terminal import WIDTH, duration
@@ -118,7 +119,7 @@ def _results(record: RunRecord, has_answers: bool) -> list[tuple[str, str]]:
         difference = _difference(last, before, LOSS, ".4f")
         rows.append(("loss", f"{earlier}{last[LOSS]:.4f}{difference}"))
     for prefix in _prefixes(last):
-        problems = f", {last[f'{prefix}/problems']:,.0f} problems"
+        problems = f", {counted(last[f'{prefix}/problems'], 'problem')}"
         if _has_accuracy(last, prefix, has_answers):
             earlier = ""
             if f"{prefix}/accuracy" in before:

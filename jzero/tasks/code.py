@@ -98,7 +98,7 @@ def load_sets(task: TaskConfig) -> Sets[Exercise]:
 @functools.cache
 def _load_sets(selection: Selection, reading: Reading) -> Sets[Exercise]:
     def notes_on(loaded: Loaded[Exercise]) -> list[str]:
-        return row_loader.notes_on_dropped(loaded, "they have no test that can be run")
+        return row_loader.notes_on_dropped(loaded, "no test that can be run")
 
     return row_loader.load_sets(selection, functools.partial(_read, reading), notes_on)
 

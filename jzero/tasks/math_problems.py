@@ -150,7 +150,7 @@ def _load_sets(selection: Selection, reading: Reading) -> Sets[Row]:
     without_answer: Counter[str] = Counter()  # rows of each source
 
     def notes_on(loaded: Loaded[Row]) -> list[str]:
-        reason = "their answer does not grade 1 against itself"
+        reason = "no answer that grades 1 against itself"
         notes = row_loader.notes_on_dropped(loaded, reason, without_answer[loaded.source])
         golds = [row.answer for row in loaded.train]
         return [*notes, *notes_on_unread_golds(loaded.source, golds, reading.verifier)]

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jzero.config.data_sources import Rows, read_source
 from jzero.config.flags import put_texts
-from jzero.errors import UserError, quoted
+from jzero.errors import UserError, counted, quoted
 from jzero.fields import record
 from jzero.files import split_commas
 from jzero.problems import problem_sets, row_loader
@@ -239,12 +239,12 @@ def _notes_on(task: TaskConfig, loaded: Loaded[AskedRow]) -> list[str]:
     for name, count in num_rows.items():
         if dropped := count - num_usable[name]:
             notes.append(
-                f"{source}: {dropped} problems of {name} dropped, their answer does not grade 1 "
-                "against itself, they have no test that can be run, or another level"
+                f"{source}: {counted(dropped, 'problem')} of {name} dropped: no answer that grades "
+                "1 against itself, no test that can be run, or another level"
             )
         if dropped := num_usable[name] - num_trained[name]:
-            notes.append(f"{source}: {dropped} problems of {name} dropped, they are held out")
-        notes.append(f"{source}: {num_trained[name]} problems of {name}")
+            notes.append(f"{source}: {counted(dropped, 'problem')} of {name} dropped: held out")
+        notes.append(f"{source}: {counted(num_trained[name], 'problem')} of {name}")
         golds = [
             row.problem.gold["answer"]
             for row in loaded.train

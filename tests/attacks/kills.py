@@ -59,10 +59,7 @@ SETTINGS: dict[str, object] = {
     "model.arch.num_attention_heads": 2,
     "model.arch.num_key_value_heads": 1,
     "model.arch.head_dim": 16,
-    "task.numbers_min": 2,
-    "task.numbers_max": 2,
-    "task.value_max": 9,
-    "task.format_score": 0.3,
+    "task.options": ("numbers_min=2", "numbers_max=2", "value_max=9", "format_score=0.3"),
     "task.grade_workers": 1,
     "rollout.num_prompts": 4,
     "rollout.group_size": 4,
@@ -86,10 +83,20 @@ SETTINGS: dict[str, object] = {
 LORA: dict[str, object] = {"model.adapter.rank": 4}
 ASYNC: dict[str, object] = {"rollout.placement.max_staleness": 1}
 HOSTS: dict[str, object] = {"mesh.data": 1, "mesh.fsdp": 2}
+# The examples of the warm start are the data: one of the batches in each step.
+SFT_SETTINGS: dict[str, object] = {
+    "sft.data": "countdown",
+    "sft.batch_size": 8,
+    "sft.pack_length": 128,
+    "warm_start.steps": STEPS,
+    "train.steps": 200,  # the default, which SFT does not read
+}
 PPO = "ppo"  # a preset of the recipe, with a critic
+SFT = "sft"
 TWO = "hosts"  # the mode of two processes
 
 MODES: dict[str, dict[str, object]] = {
+    "synchronous": {},
     "lora": LORA,
     "int8": LORA | {"model.base": "int8"},
     "async": ASYNC,
@@ -97,8 +104,11 @@ MODES: dict[str, dict[str, object]] = {
     "split": {"rollout.placement": "apart"},
     "exact": {"model.exact": True, "rollout.kv_dtype": "float32"},
     PPO: {},
+    SFT: SFT_SETTINGS,
     TWO: LORA | HOSTS,
 }
+
+RECIPES = {PPO: "countdown.py:tiny,ppo", SFT: "sft.py:tiny"}  # others: countdown.py:tiny
 
 BY_THE_CLOCK = {"split"}  # modes in which no two runs are equal to the bit
 
@@ -166,10 +176,19 @@ class Place:
 # -- Runs ------------------------------------------------------------------------------------------
 
 
-def command(mode: str, workdir: Path) -> list[str]:
-    recipe = f"{ROOT}/configs/countdown.py:tiny" + (",ppo" if mode == PPO else "")
-    settings = SETTINGS | MODES[mode]
-    flags = [f"--config.{name}={value}" for name, value in settings.items()]
+def command(
+    mode: str, workdir: Path, checkout: Path = ROOT, renamed: Mapping[str, str] | None = None
+) -> list[str]:
+    """Returns the command of a run in a checkout of jzero.
+
+    renamed: the names that settings have in that checkout, by their names in this one.
+    """
+    recipe = f"{checkout}/configs/{RECIPES.get(mode, 'countdown.py:tiny')}"
+    flags = []
+    for name, value in (SETTINGS | MODES[mode]).items():
+        entries = value if isinstance(value, tuple) else (value,)  # a flag is repeated
+        for entry in entries:
+            flags.append(f"--config.{(renamed or {}).get(name, name)}={entry}")
     return [
         sys.executable,
         "-m",
@@ -182,8 +201,17 @@ def command(mode: str, workdir: Path) -> list[str]:
     ]
 
 
-def start(mode: str, workdir: Path, place: Place) -> list[Process]:
-    """Starts the processes of a run: two in the mode `hosts`, and one in the others."""
+def start(
+    mode: str,
+    workdir: Path,
+    place: Place,
+    checkout: Path = ROOT,
+    renamed: Mapping[str, str] | None = None,
+) -> list[Process]:
+    """Starts the processes of a run: two in the mode `hosts`, and one in the others.
+
+    The arguments are those of `command`.
+    """
     flags = [os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level=0"]
     if importlib.metadata.version("jaxlib").startswith("0.10."):
         flags.append("--xla_cpu_use_fusion_emitters=false")  # compiles three times as fast
@@ -195,8 +223,9 @@ def start(mode: str, workdir: Path, place: Place) -> list[Process]:
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         "XLA_FLAGS": " ".join(flags),
         "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": str(checkout),
     }
-    arguments = [command(mode, workdir)]
+    arguments = [command(mode, workdir, checkout, renamed)]
     if mode == TWO:
         joining = [
             f"--coordinator=127.0.0.1:{free_port()}",
@@ -205,13 +234,15 @@ def start(mode: str, workdir: Path, place: Place) -> list[Process]:
             f"--silence_seconds={SILENCE:g}",
         ]
         arguments = [[*arguments[0], *joining, f"--process_id={index}"] for index in range(2)]
-    return [launch(argument, environment) for argument in arguments]
+    return [launch(argument, environment, checkout) for argument in arguments]
 
 
-def launch(arguments: Sequence[str], environment: Mapping[str, str]) -> Process:
+def launch(
+    arguments: Sequence[str], environment: Mapping[str, str], folder: Path = ROOT
+) -> Process:
     popen = subprocess.Popen(
         arguments,
-        cwd=ROOT,
+        cwd=folder,
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from jzero import main
 from tests.attacks import kills
 from tests.attacks.conftest import Tries
 
@@ -48,6 +49,16 @@ def test_the_plan_has_every_mode_and_kind() -> None:
     counts = Counter(kind for kinds in planned.values() for kind in kinds)
     assert counts.keys() == kills.KINDS.keys()
     assert counts.total() == 50
+
+
+@pytest.mark.parametrize("mode", kills.MODES)
+def test_the_settings_of_every_mode_exist(mode: str, tmp_path: Path) -> None:
+    arguments = kills.command(mode, tmp_path)[3:]  # without `python -m jzero.main`
+
+    parsed = main.parse([argument for argument in arguments if argument.startswith("--config")])
+
+    steps = parsed.settings.warm_start.steps if mode == kills.SFT else parsed.settings.train.steps
+    assert steps == kills.STEPS
 
 
 def write_run(workdir: Path, reward: float, seconds: float, weights: bytes) -> dict[str, str]:

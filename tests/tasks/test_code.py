@@ -349,8 +349,8 @@ def test_a_set_becomes_problems_and_rows_without_tests_are_counted(tmp_path: Pat
     assert not any(problem.prompt.startswith("Square 0.") for problem in problems)
     assert find_task("code").num_train_problems(task) == 5
     notes = find_task("code").notes(task)
-    assert "1 problems dropped, they have no test that can be run" in notes[0]
-    assert "1 problems dropped, they are held out" in notes[1]
+    assert "1 problem dropped: no test that can be run" in notes[0]
+    assert "1 problem dropped: held out" in notes[1]
 
 
 def test_a_set_without_tests_is_refused(tmp_path: Path) -> None:

@@ -320,8 +320,8 @@ def test_dropped_rows_are_counted(tmp_path: Path) -> None:
 
     assert len(set(prompts_of(trained))) == 5
     assert [note.partition(": ")[2] for note in notes] == [
-        "2 problems dropped, they have no answer",
-        "1 problems dropped, they are held out",
+        "2 problems dropped: no answer",
+        "1 problem dropped: held out",
         "5 problems",
     ]
     assert len(math_problems.eval_problems(task, 512)) == 1
@@ -358,7 +358,7 @@ def test_the_contaminated_gsm8k_is_refused_by_content(
 def test_gsm8k_is_whole(shared: Path) -> None:
     task = config.TaskConfig(name="gsm8k", data=str(shared / "data/gsm8k"), template="no")
 
-    assert math_problems.load_sets(task).notes == [f"{task.data}: 7473 problems"]
+    assert math_problems.load_sets(task).notes == [f"{task.data}: 7,473 problems"]
     assert len(math_problems.eval_problems(task, 9999)) == 1319
 
 

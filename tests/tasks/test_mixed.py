@@ -71,10 +71,10 @@ def test_held_out_rows_are_those_of_the_test_split_and_are_not_trained_on(tmp_pa
     assert [problem.row_task for problem in held_out] == ["math", "code", "code", "math"]
     assert find_task("mixed").num_train_problems(task) == 2
     assert find_task("mixed").notes(task) == [
-        f"{tmp_path}: 1 problems of math dropped, they are held out",
-        f"{tmp_path}: 1 problems of math",
-        f"{tmp_path}: 1 problems of code dropped, they are held out",
-        f"{tmp_path}: 1 problems of code",
+        f"{tmp_path}: 1 problem of math dropped: held out",
+        f"{tmp_path}: 1 problem of math",
+        f"{tmp_path}: 1 problem of code dropped: held out",
+        f"{tmp_path}: 1 problem of code",
     ]
 
 
@@ -84,7 +84,7 @@ def test_rows_that_cannot_be_used_are_counted_by_task(tmp_path: Path) -> None:
     task = mixed_task(write_rows(tmp_path / "rows.jsonl", rows))
     assert find_task("mixed").num_train_problems(task) == 3  # text equals itself
     [note] = [note for note in find_task("mixed").notes(task) if "dropped" in note]
-    assert note.startswith(f"{task.data}: 1 problems of code dropped")
+    assert note.startswith(f"{task.data}: 1 problem of code dropped")
 
 
 def test_the_layout_of_areal_is_read_as_it_is(tmp_path: Path) -> None:
