@@ -28,7 +28,7 @@ import measure
 import numpy as np
 
 from jzero import cli
-from jzero.commands.evaluate import defaults, load
+from jzero.commands.evaluate import defaults
 from jzero.config import drafts
 from jzero.decoder.engine import Engine
 from jzero.decoder.scheduler import Scheduler
@@ -36,6 +36,7 @@ from jzero.decoder.sequence import DecodeCounters, Sequence, make_groups
 from jzero.model import tokenizer
 from jzero.notation import read_part
 from jzero.rollout.sampler import Sampler, make_seed
+from jzero.service.decoders import load
 from jzero.types import Params
 from jzero.workers.pool import Pool
 

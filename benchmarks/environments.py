@@ -29,8 +29,10 @@ from typing import Literal
 import jax
 
 from jzero import cli
+from jzero.blueprint import Topology, describe, models_of, spec_of_decoder
 from jzero.config import (
     Config,
+    MeshConfig,
     ModelConfig,
     RewardConfig,
     RolloutConfig,
@@ -41,8 +43,7 @@ from jzero.config import (
 from jzero.decoder.sequence import DecodeCounters, Groups, Sequence, make_groups
 from jzero.model import qwen
 from jzero.model.base_model import read_base_model
-from jzero.rollout.sampler import Sampler, decoder_settings, make_sampler, mesh_of_decoder
-from jzero.sharding.mesh import train_mesh
+from jzero.rollout.sampler import Sampler, make_sampler
 from jzero.tasks import find_task
 from jzero.training import learner
 from jzero.training.heads import rl_objective
@@ -149,11 +150,16 @@ def make_settings(
 def make_player(settings: Config, pool: Pool) -> tuple[Sampler, qwen.Params]:
     """Returns a sampler of a model with random weights, and the weights."""
     base = read_base_model(settings.model)
-    mesh = train_mesh(1, 1, 1, jax.devices()[:1])
-    decoder = decoder_settings(settings.model, settings.rollout, settings.algorithm, settings.eval)
-    sampler, publish = make_sampler(
-        decoder, settings.task, base, mesh, mesh_of_decoder(0, mesh), pool
+    spec = spec_of_decoder(
+        settings.model, MeshConfig(), settings.rollout, settings.algorithm, settings.eval
     )
+    topology = Topology(jax.devices()[:1], jax.process_index())
+    blueprint = describe(spec, models_of(base), topology)
+    sampler, publish = (
+        make_sampler(blueprint.decoder, base, settings.task, pool),
+        blueprint.publisher(),
+    )
+    mesh = blueprint.mesh
     objective = rl_objective(settings.algorithm, settings.rollout)
     policy = learner.policy_learner(base.model, settings.model, settings.optimizer, objective, mesh)
     return sampler, publish(policy.init_params(0))

@@ -29,7 +29,7 @@ import measure
 import numpy as np
 
 from jzero import cli
-from jzero.commands.evaluate import defaults, load
+from jzero.commands.evaluate import defaults
 from jzero.decoder.engine import Engine, Samples
 from jzero.decoder.prefill import prefill_width
 from jzero.decoder.scheduler import Scheduler
@@ -37,6 +37,7 @@ from jzero.decoder.sequence import DecodeCounters, Groups, Reply, Sequence
 from jzero.model import tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.rollout.sampler import make_seed
+from jzero.service.decoders import load
 from jzero.types import Params
 from jzero.workers.pool import Pool
 

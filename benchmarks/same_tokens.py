@@ -38,7 +38,7 @@ import measure
 import numpy as np
 
 from jzero import cli
-from jzero.commands.evaluate import defaults, load
+from jzero.commands.evaluate import defaults
 from jzero.config import RolloutConfig
 from jzero.config.architecture import tiny_arch
 from jzero.config.drafts import Draft, Group, History, Mtp, Ngram
@@ -49,6 +49,7 @@ from jzero.decoder.sequence import DecodeCounters, Groups, Reply, Sequence, make
 from jzero.model import qwen
 from jzero.model.new_model import new_model
 from jzero.rollout.sampler import make_seed
+from jzero.service.decoders import load
 from jzero.sharding.mesh import make_mesh, param_shardings
 from jzero.types import Params
 from jzero.workers.pool import Pool

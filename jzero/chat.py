@@ -19,7 +19,7 @@ from typing import TextIO
 import numpy as np
 
 from jzero import cli, command_flags, config, terminal
-from jzero.commands.evaluate import defaults, load, settings_of_run
+from jzero.commands.evaluate import defaults, settings_of_run
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.sequence import Groups, make_groups
 from jzero.errors import UserError
@@ -27,6 +27,7 @@ from jzero.model import qwen
 from jzero.problems.prompts import BOXED, NO_SYSTEM_PROMPT
 from jzero.rollout.sampler import Sampler, make_seed
 from jzero.run.finished import FoundModel, find_model
+from jzero.service.decoders import load
 from jzero.workers.pool import Pool
 
 LONGEST_PROMPT = 2048  # tokens of the conversation, where the model has as many positions

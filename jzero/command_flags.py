@@ -298,13 +298,10 @@ def plan(doc: str | None = None) -> Parser:
     parser.has_settings = True
     parser.passes_on = recipe().flags()
     parser.add_argument("--topology", help="devices to compile for, as above")
-    parser.add_argument("--machine", metavar="NAME", help="a usual machine; compiles nothing")
-    parser.add_argument("--model", help="instead of the recipe's, such as Qwen2.5-3B")
     parser.add_argument(
-        "--search",
-        action="store_true",
-        help="find the largest train.microbatch_tokens and rollout.num_pages",
+        "--machine", metavar="NAME", help="a usual machine, or here; compiles nothing"
     )
+    parser.add_argument("--model", help="instead of the recipe's, such as Qwen2.5-3B")
     parser.add_argument(
         "--largest", action="store_true", help="the largest model that trains; compiles nothing"
     )

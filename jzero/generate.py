@@ -33,7 +33,6 @@ import jax
 
 from jzero import cli, command_flags, config, http, setup, terminal
 from jzero.commands.evaluate import defaults as model_defaults
-from jzero.commands.evaluate import load
 from jzero.config.data_sources import read_sources
 from jzero.errors import UserError
 from jzero.files import naming_full_disk, split_commas
@@ -55,6 +54,7 @@ from jzero.problems.prompts import MATH_TEMPLATES
 from jzero.rewards import rewards
 from jzero.run.lock import lock_directory
 from jzero.run.workdir import claim_workdir
+from jzero.service.decoders import load
 from jzero.tasks import find_task, math_problems, mixed
 from jzero.types import Problem, Turn
 from jzero.workers.pool import Pool

@@ -20,7 +20,6 @@ import numpy as np
 from jaxtyping import Float32, Int32
 
 from jzero import chat, config
-from jzero.commands.evaluate import load
 from jzero.decoder.engine import Samples
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.scoring import Scoring, score_all
@@ -30,6 +29,7 @@ from jzero.model import qwen, tokenizer
 from jzero.planning.fitting import set_cpu_devices
 from jzero.rollout.sampler import Sampler, make_seed
 from jzero.run.finished import find_model
+from jzero.service.decoders import load
 from jzero.types import Prompt
 from jzero.workers.pool import Pool
 

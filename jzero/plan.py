@@ -17,8 +17,9 @@ tokens. This mode uses arithmetic and compiles nothing; verify its settings with
 
 says by arithmetic whether a recipe fits the memory and the disk of a usual machine: v5e-1, v5e-8,
 v6e-1, v6e-8, H100, L4, T4, laptop-24gb or laptop-8gb, or a slice of Cloud TPUs by its accelerator
-type, such as v5litepod-16. RECIPE may be the file that `jzero train` has written. The exit status
-is 1 if it does not fit.
+type, such as v5litepod-16. RECIPE may be the file that `jzero train` has written. `--machine here`
+takes the attached devices, and prints the sizes that the run has on them. The exit status is 1 if
+it does not fit.
 
     python -m jzero.plan --table
 
@@ -36,21 +37,26 @@ Topologies of the GPUs of one host, with jax-cuda12-plugin:    a100:8 h100:8 h20
 
 import json
 import sys
+from pathlib import Path
 
 import jax
 
-from jzero import cli, command_flags, main, recipe_files, terminal
+from jzero import cli, command_flags, main, recipe_files, setup, terminal
 from jzero.config import Config
 from jzero.files import write_atomic
 from jzero.planning.chips import described_devices
 from jzero.planning.compiling import cache_directory
+from jzero.planning.fitting import set_cpu_devices
 from jzero.planning.largest import as_json, format_largest, largest_models, memory_of
 from jzero.planning.machines import find_machine, format_verdict, plan_on
 from jzero.planning.models import hub_id_of
 from jzero.planning.packs import format_packs
 from jzero.planning.report import format_report, make_report
 from jzero.planning.sizing import choose_sizes, hold_a_row
+from jzero.sizing.choices import this_machine
 from jzero.sizing.table import format_table
+
+HERE = "here"  # the name of the machine that the command runs on
 
 
 def print_largest(topology: str, arguments: list[str], json_file: str | None) -> None:
@@ -87,10 +93,13 @@ def write_note(note: str) -> None:
 
 def command() -> None:
     parser = command_flags.plan(__doc__)
-    # Compilation needs no device, and must not take one from a run on this machine.
-    jax.config.update("jax_platforms", "cpu")
     with cli.user_errors():
         args, remaining = parser.parse_known_args()
+        if args.machine == HERE:
+            cli.start_jax([])
+        else:
+            # Compilation needs no device, and must not take one from a run on this machine.
+            jax.config.update("jax_platforms", "cpu")
         if args.packs:
             show(format_packs(args.packs))
             return
@@ -98,12 +107,16 @@ def command() -> None:
             show(format_table())
             return
         if args.machine:
-            machine = find_machine(args.machine)
             settings = with_model(main.parse(remaining).settings, args.model)
-            settings, note = hold_a_row(settings, machine.devices)
-            verdict = plan_on(
-                choose_sizes(settings, machine.devices, machine.device_bytes), machine
-            )
+            if args.machine == HERE:
+                set_cpu_devices(settings.model.path)
+                described = setup.describe_run(setup.resolve(settings))
+                settings, machine, note = described.config, this_machine(settings, Path()), ""
+            else:
+                machine = find_machine(args.machine)
+                settings, note = hold_a_row(settings, machine.devices)
+                settings = choose_sizes(settings, machine.devices, machine.device_bytes)
+            verdict = plan_on(settings, machine)
             write_note(note)
             show(format_verdict(settings, args.machine, verdict))
             sys.exit(0 if verdict.fits else 1)
@@ -113,9 +126,11 @@ def command() -> None:
             print_largest(args.topology, remaining, args.json)
             return
         settings = with_model(main.parse(remaining).settings, args.model)
-        settings, note = hold_a_row(settings, described_devices(args.topology))
+        devices = described_devices(args.topology)
+        settings, note = hold_a_row(settings, devices)
         write_note(note)
-        report = make_report(settings, args.topology, cache_directory(), args.search, args.score)
+        settings = choose_sizes(settings, devices, memory_of(devices[0]))
+        report = make_report(settings, args.topology, cache_directory(), args.score)
         if args.json:
             write_atomic(args.json, json.dumps(report.as_json(), indent=1))
     show(format_report(report))

@@ -29,9 +29,9 @@ from pathlib import Path
 import jax
 
 from jzero import cli, command_flags, config, terminal
-from jzero.config import Config, Jobs, RolloutConfig, Together
+from jzero.blueprint import with_needed_slots
+from jzero.config import Config, Jobs, Together
 from jzero.cores import num_cores
-from jzero.decoder.engine import Engine
 from jzero.decoder.sequence import Groups, groups_to_decode, never_drain
 from jzero.errors import UserError, shown
 from jzero.files import JsonObject
@@ -66,22 +66,11 @@ from jzero.jobs.weights import Weights
 from jzero.json_values import as_object, as_text
 from jzero.json_values import parse as parse_json
 from jzero.model import qwen
-from jzero.model.base_model import BaseModel, read_base_model
-from jzero.planning.fitting import set_cpu_devices
-from jzero.planning.host_memory import check_host_memory, parts_of_engine
-from jzero.planning.kv_pool import room_of_decoder, size_pool
-from jzero.rollout.sampler import (
-    Sampler,
-    decoder_settings,
-    make_sized_sampler,
-    mesh_of_decoder,
-    to_rollout,
-    with_needed_slots,
-)
+from jzero.model.base_model import BaseModel
+from jzero.rollout.sampler import Sampler, to_rollout
 from jzero.run.environment import versions
-from jzero.setup import check_context
-from jzero.sharding.mesh import adapter_shardings, configured_mesh, param_shardings
-from jzero.training.frozen import load_base
+from jzero.service.decoders import open_decoder
+from jzero.sharding.mesh import adapter_shardings, param_shardings
 from jzero.training.frozen_base import hash_weights
 from jzero.types import Rollout
 from jzero.workers.pool import Pool
@@ -111,35 +100,25 @@ def build(settings: Config, run: str, store: Store, pool: Pool) -> tuple[Sampler
     # The decoder of a run that samples synchronously: separate jobs decode one request at a time.
     rollout = replace(settings.rollout, placement=Together())
     rollout = with_needed_slots(rollout, settings.eval)
-    check_host_memory(settings, parts_of_engine(rollout))
-    set_cpu_devices(settings.model.path)
-    base = read_base_model(settings.model, settings.rollout.draft)
-    check_context(settings, base)
     # The trainer may have several slices; a sampler is one process on one of them.
-    mesh = configured_mesh(replace(settings.mesh, slices=1))
-    decoder = decoder_settings(settings.model, rollout, settings.algorithm, settings.eval)
-    decoder_mesh = mesh_of_decoder(0, mesh)
-
-    def with_pages(engine: Engine) -> RolloutConfig:
-        room = room_of_decoder(settings.memory, engine, settings.model)
-        return size_pool(rollout, engine, room)
-
-    sampler, publish = make_sized_sampler(
-        decoder, settings.task, base, mesh, decoder_mesh, pool, with_pages
+    mesh = replace(settings.mesh, slices=1)
+    decoder = open_decoder(
+        replace(settings, rollout=rollout, mesh=mesh), pool, caches_prefixes=False
     )
+    sampler, publish, base = decoder.sampler, decoder.publish, decoder.base
 
     reader = Reader(store, run)
     placement = settings.rollout.placement
     # The requests of schedule=fixed name their version; others want the newest one.
     takes_newest = isinstance(placement, Jobs) and placement.schedule == "arrival"
     adapter = settings.model.adapter
+    loading_mesh = decoder.blueprint.mesh
     if not adapter.rank:
-        shardings = param_shardings(base.model, mesh)
+        shardings = param_shardings(base.model, loading_mesh)
         return sampler, Weights(reader, publish, shardings, None, 0.0, takes_newest)
     check_base(reader, base)
-    assert base.directory is not None, f"{settings.model.path=}"
-    frozen = load_base(base.directory, base.model, mesh, settings.model)
-    shardings = adapter_shardings(base.model, adapter, mesh)
+    shardings = adapter_shardings(base.model, adapter, loading_mesh)
+    frozen = decoder.load_frozen()
     return sampler, Weights(reader, publish, shardings, frozen, adapter.scale, takes_newest)
 
 

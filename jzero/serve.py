@@ -29,7 +29,6 @@ import jax
 
 from jzero import cli, config, terminal
 from jzero.chat import dialogue_settings
-from jzero.commands.evaluate import load, load_with_adapters
 from jzero.cores import num_cores
 from jzero.decoder.adapter_bank import MOST_SHAPES, AdapterBank, HeldAdapter
 from jzero.errors import UserError
@@ -40,6 +39,7 @@ from jzero.run.finished import find_model, read_adapter_flags
 from jzero.servers import limits, sockets
 from jzero.servers.connections import BoundedConfig
 from jzero.servers.rules import Rules, make_hosts
+from jzero.service.decoders import load, load_with_adapters
 from jzero.serving import keys
 from jzero.serving.ending import GracefulServer
 from jzero.serving.flags import make_parser

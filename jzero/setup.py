@@ -13,6 +13,7 @@ import base64
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +21,13 @@ from jax.sharding import Mesh, NamedSharding
 
 from jzero import algorithms
 from jzero.answers import published
+from jzero.blueprint import Blueprint, attached_topology, describe, models_of, spec_of_run
 from jzero.clock import Clock
 from jzero.config import (
     AdapterConfig,
     Config,
     Jobs,
     ModelConfig,
-    RolloutConfig,
     WarmStart,
     context_mistakes,
     positions_of,
@@ -34,8 +35,6 @@ from jzero.config import (
     turns,
     validate,
 )
-from jzero.decoder.engine import Engine
-from jzero.decoder.program_settings import repeats_heads
 from jzero.environments.tools import episodes as tool_episodes
 from jzero.errors import UserError
 from jzero.fields import part_name
@@ -49,8 +48,8 @@ from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.planning.disk import check_disk, exports_models
 from jzero.planning.fitting import check_memory, fitting_pages, set_cpu_devices
 from jzero.planning.host_memory import check_host_memory, parts_of_run
-from jzero.planning.kv_pool import room_in_run, size_pool
-from jzero.planning.sizing import recorded_settings, with_sizes, with_sizes_of
+from jzero.planning.kv_pool import room_in_run, with_pages
+from jzero.planning.sizing import recorded_settings, sizes_line, with_sizes, with_sizes_of
 from jzero.problems import problem_sets
 from jzero.problems.prompts import PromptTemplate
 from jzero.rewards import rewards
@@ -62,21 +61,14 @@ from jzero.rollout.async_stream import (
 )
 from jzero.rollout.collect import Collection
 from jzero.rollout.evaluation import encode_suites, print_left_out
-from jzero.rollout.sampler import (
-    EncodedProblem,
-    Sampler,
-    decoder_settings,
-    make_sized_sampler,
-    mesh_of_decoder,
-    with_needed_slots,
-)
+from jzero.rollout.sampler import EncodedProblem, Sampler, make_sampler
 from jzero.run.callbacks import check_callbacks
 from jzero.run.doctor import stop_names
 from jzero.run.hub_pushes import check_token
 from jzero.run.resume import steps_to_discard
 from jzero.run.trackers import check_trackers
 from jzero.run.workdir import check_workdir
-from jzero.sharding.mesh import configured_mesh, param_shardings, split_devices
+from jzero.sharding.mesh import param_shardings
 from jzero.tasks import (
     check_task_settings,
     evaluated_task,
@@ -89,7 +81,7 @@ from jzero.training.examples import Example, encode_completion
 from jzero.training.frozen_base import InitialWeights
 from jzero.training.learner import Learner
 from jzero.training.supervised import SupervisedTrainer
-from jzero.training.trainer import Trainer, make_trainer
+from jzero.training.trainer import Trainer
 from jzero.training.warm_start import warm_start
 from jzero.types import State
 from jzero.workers.pool import Pool
@@ -309,50 +301,58 @@ def build(
     recorded_pages: the number of KV cache pages that the run started with; 0 for a new run.
     workdir: of a run whose rollouts are sampled by separate jobs.
     """
+    config, base, blueprint = describe_run(config, base, recorded_pages)
+    trainer = blueprint.learners
+    assert isinstance(trainer, Trainer), f"{config.sft=}"
+    sampler = make_sampler(blueprint.decoder, base, config.task, pool)
+    stream = make_stream(config, sampler, base, workdir)
+    processes.print_once(describe_model(base.model, config.model, blueprint.mesh))
+    return Run(config, base, trainer, sampler, blueprint.publisher(), stream)
+
+
+class DescribedRun(NamedTuple):
+    """What a training run has on its devices, with its final settings."""
+
+    config: Config
+    base: BaseModel
+    blueprint: Blueprint[Trainer | SupervisedTrainer]
+
+
+def describe_run(
+    config: Config, base: BaseModel | None = None, recorded_pages: int = 0
+) -> DescribedRun:
+    """Returns what a training run has on the attached devices, and prints its sizes.
+
+    Reads the tokenizer and the model's config, but no weights. The arguments and errors are those
+    of `build`.
+    """
     base = base or read_base_model(config.model, config.rollout.draft)
     config = with_prompt_date(with_sizes_of(config, base.directory), base)
     check_context(config, base)
     if config.model.adapter.rank and exports_models(config.model, config.train, config.hub):
         adapters.check_merge(base.model, adapters.targets(base.model, config.model.adapter))
-    critic = read_critic(config, base.model)
-    devices, _ = split_devices(config.rollout.decode_devices)
-    mesh = configured_mesh(config.mesh, devices, config.rollout.hosts_per_decoder)
-    # The tensor axis has to divide the heads of both models.
-    check_tensor_axis(mesh, base.model)
-    if critic is not None:
-        check_tensor_axis(mesh, critic)
-
-    sampler, publish = build_sampler(config, base, mesh, pool, recorded_pages)
-    trainer = make_trainer(config, base.model, critic, mesh)
-    stream = make_stream(config, sampler, base, workdir)
-    processes.print_once(describe(base.model, config.model, mesh))
-    return Run(config, base, trainer, sampler, publish, stream)
+    blueprint = blueprint_of(config, base, recorded_pages)
+    processes.print_once(sizes_line(config, blueprint.engine))
+    return DescribedRun(config, base, blueprint)
 
 
-def build_sampler(
-    config: Config,
-    base: BaseModel,
-    mesh: Mesh,
-    pool: Pool,
-    recorded_pages: int = 0,
-) -> tuple[Sampler, Callable[[qwen.Params], qwen.Params]]:
-    """Returns the sampler of a training run, with the KV cache pages that fit into memory.
+def blueprint_of(
+    config: Config, base: BaseModel, recorded_pages: int = 0
+) -> Blueprint[Trainer | SupervisedTrainer]:
+    """Returns what a training run has on the attached devices, with pages that fit into memory.
 
-    Also returns `publish`, which converts the trainer's weights for the sampler.
+    recorded_pages: the number of KV cache pages that the run started with; 0 for a new run. Raises
+    UserError if the settings do not fit the model or the devices.
     """
-    rollout = with_needed_slots(config.rollout, config.eval, config.sft is not None)
-    decoder = decoder_settings(config.model, rollout, config.algorithm, config.eval)
-    decoder_mesh = mesh_of_decoder(config.rollout.decode_devices, mesh)
+    models = models_of(base, read_critic(config, base.model))
+    blueprint = describe(spec_of_run(config), models, attached_topology())
+    if blueprint.engine is None:
+        return blueprint
     planned = config
     if base.directory:  # the model is downloaded now, and the planner reads directories
         planned = replace(config, model=replace(config.model, path=str(base.directory)))
-
-    # Only the sampler gets the number of pages: it depends on the memory that is free right now.
-    def with_pages(engine: Engine) -> RolloutConfig:
-        room = room_in_run(config.memory, engine, lambda: fitting_pages(planned))
-        return size_pool(rollout, engine, room, recorded_pages)
-
-    return make_sized_sampler(decoder, config.task, base, mesh, decoder_mesh, pool, with_pages)
+    room = room_in_run(config.memory, blueprint.engine, lambda: fitting_pages(planned))
+    return with_pages(blueprint, room, recorded_pages)
 
 
 def read_critic(config: Config, policy: qwen.QwenConfig) -> qwen.QwenConfig | None:
@@ -376,17 +376,6 @@ def read_critic(config: Config, policy: qwen.QwenConfig) -> qwen.QwenConfig | No
             f"one of {policy.vocab_size}: give a model with the policy's tokenizer"
         )
     return critic
-
-
-def check_tensor_axis(mesh: Mesh, model: qwen.QwenConfig) -> None:
-    """Raises UserError if the tensor axis of the mesh cannot split the heads of a model."""
-    tensor, heads = mesh.shape["tensor"], model.num_key_value_heads
-    if heads % tensor and not repeats_heads(model, tensor):
-        raise UserError(
-            f"mesh.tensor={tensor} does not divide the model's {heads} key-value heads; "
-            "set it to one of their divisors, or to a multiple of them that divides its "
-            f"{model.num_attention_heads} query heads"
-        )
 
 
 def make_stream(
@@ -438,7 +427,7 @@ def training_problems(config: Config) -> TrainingProblems:
     return TrainingProblems(config.task, config.train.seed, config.rollout.num_prompts)
 
 
-def describe(model: qwen.QwenConfig, settings: ModelConfig, mesh: Mesh) -> str:
+def describe_model(model: qwen.QwenConfig, settings: ModelConfig, mesh: Mesh) -> str:
     """Returns a one-line summary of the model and the devices."""
     millions = qwen.num_params(model) / 1e6
     trained, adapter = "", settings.adapter

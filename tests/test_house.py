@@ -33,11 +33,12 @@ LAYERS = [
     ("decoder", "tasks"),
     ("training",),
     ("distillation",),
-    ("rollout",),
+    ("blueprint", "rollout"),
     ("planning",),
     ("run",),
     ("audits", "jobs"),
     ("setup",),
+    ("service",),
     ("commands", "sample", "loops", "watching"),
     ("main", "generation", "serving"),
     ("sizing",),
@@ -134,6 +135,7 @@ CONFIG_MODULES = {
     "loops.rl",
     "loops.sft",
     "setup",
+    "blueprint",
     "run.session",
     "run.history",  # the settings that differ from the defaults
     "run.model_card",
@@ -143,11 +145,12 @@ CONFIG_MODULES = {
     # The planner compares settings, and suggests others.
     "planning.planned_run",
     "planning.fitting",
+    "planning.remedies",
     "planning.sizing",
     "planning.disk",
     "planning.host_memory",
 }
-MOST_CONFIG_MODULES = 20
+MOST_CONFIG_MODULES = 21
 
 
 def modules_of_a_run() -> set[str]:
@@ -201,6 +204,42 @@ def test_a_run_passes_its_config_through_few_modules() -> None:
 )
 def test_only_the_whole_config_counts(source: str, expected: bool) -> None:
     assert any(map(holds_config, ast.walk(ast.parse(source)))) == expected
+
+
+# What makes the devices' share of a model, and the one module outside of its own package that calls
+# it. Runs, commands, servers and plans describe what they need (`jzero.blueprint`).
+ONE_CALLER = {
+    "make_mesh": ("sharding", set()),
+    "train_mesh": ("sharding", {"audits.scores"}),
+    "configured_mesh": ("sharding", {"blueprint"}),
+    "Engine": ("decoder", {"blueprint"}),
+    "make_trainer": ("training", {"blueprint"}),
+    "SupervisedTrainer": ("training", {"blueprint", "setup"}),  # a run, and its warm start
+    "Learner": ("training", set()),
+    "AccumulatingLearner": ("training", {"tinker.tenants"}),
+    "read_base_model": ("model", {"setup", "service.decoders", "export", "tinker.__main__"}),
+    "open_decoder": ("service", {"sample"}),
+}
+
+
+@pytest.mark.parametrize("name", ONE_CALLER)
+def test_a_model_is_opened_in_one_place(name: str) -> None:
+    package, expected = ONE_CALLER[name]
+    callers = {
+        module_name(path)
+        for path in FILES
+        if any(calls(node, name) for node in ast.walk(parse(path)))
+    }
+    assert {caller for caller in callers if layer_name(caller) != package} == expected
+
+
+def calls(node: ast.AST, name: str) -> bool:
+    """Returns whether a node calls a function or a class by its name, or as an attribute."""
+    if not isinstance(node, ast.Call):
+        return False
+    function = node.func
+    called = function.attr if isinstance(function, ast.Attribute) else None
+    return (function.id if isinstance(function, ast.Name) else called) == name
 
 
 def test_open_types_are_few() -> None:

@@ -4,6 +4,7 @@ disk whose tokens are bytes, and chat templates."""
 import importlib.util
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,9 +19,19 @@ from safetensors.numpy import load_file
 
 from jzero import config
 from jzero.attention import xla
+from jzero.blueprint import (
+    Blueprint,
+    Spec,
+    Topology,
+    attached_topology,
+    describe,
+    models_of,
+    spec_of_decoder,
+)
 from jzero.config import (
     Config,
     Local,
+    MeshConfig,
     ModelConfig,
     RolloutConfig,
     TaskConfig,
@@ -33,13 +44,7 @@ from jzero.model.architecture import QwenConfig
 from jzero.model.base_model import BaseModel, read_base_model
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.rollout.async_stream import RolloutStream
-from jzero.rollout.sampler import (
-    DecoderSettings,
-    Sampler,
-    decoder_settings,
-    make_sampler,
-    mesh_of_decoder,
-)
+from jzero.rollout.sampler import Sampler, make_sampler
 from jzero.sandbox import levels
 from jzero.setup import WARM_START_ROWS, training_problems, warm_started
 from jzero.sharding.mesh import train_mesh
@@ -145,17 +150,29 @@ def supervised_trainer(
     )
 
 
-def decoder_of(settings: Config) -> DecoderSettings:
-    """Returns the decoder's settings of a run."""
-    return decoder_settings(settings.model, settings.rollout, settings.algorithm, settings.eval)
+def spec_of(settings: Config) -> Spec[None]:
+    """Returns what a program that only samples with these settings has on its devices."""
+    return spec_of_decoder(
+        settings.model, settings.mesh, settings.rollout, settings.algorithm, settings.eval
+    )
+
+
+def blueprint_on(settings: Config, base: BaseModel, mesh: Mesh) -> Blueprint[None]:
+    """Returns the decoder of a run on a mesh, with the slots and pages of the settings."""
+    spec = replace(spec_of(settings), mesh=MeshConfig(**mesh.shape))
+    topology = Topology(list(mesh.devices.flat), jax.process_index())
+    if settings.rollout.decode_devices:
+        topology = attached_topology()
+    return describe(spec, models_of(base), topology)
 
 
 def sampler_and_publish(
     settings: Config, base: BaseModel, mesh: Mesh, pool: Pool
 ) -> tuple[Sampler, Callable[[qwen.Params], qwen.Params]]:
-    """Returns what `make_sampler` does, with the number of slots and pages in the settings."""
-    decoder_mesh = mesh_of_decoder(settings.rollout.decode_devices, mesh)
-    return make_sampler(decoder_of(settings), settings.task, base, mesh, decoder_mesh, pool)
+    """Returns a sampler on a mesh, with the number of slots and pages in the settings."""
+    blueprint = blueprint_on(settings, base, mesh)
+    sampler = make_sampler(blueprint.decoder, base, settings.task, pool)
+    return sampler, blueprint.publisher()
 
 
 def stream_of(sampler: Sampler, settings: Config) -> RolloutStream:

@@ -19,52 +19,38 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
-import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from jzero import cli, command_flags, config, terminal
 from jzero.answers import published
 from jzero.config.data_sources import split_sources
-from jzero.decoder.engine import Engine
 from jzero.errors import UserError
-from jzero.hosts import collectives, peers, processes
-from jzero.model import adapters, huggingface, peft, qwen
-from jzero.model.base_model import BaseModel, read_base_model
-from jzero.planning.fitting import set_cpu_devices
+from jzero.hosts import peers, processes
+from jzero.model import adapters, huggingface, qwen
 from jzero.planning.host_memory import (
     check_host_memory,
     graders_part,
     parts_of_engine,
     rollouts_part,
 )
-from jzero.planning.kv_pool import room_of_decoder, size_pool, with_full_pool
 from jzero.rewards import rewards
 from jzero.rollout import multiple_choice
 from jzero.rollout.evaluation import evaluate, evaluation_kinds, print_left_out
 from jzero.rollout.multiple_choice import LikelihoodSummary
-from jzero.rollout.sampler import (
-    EncodedProblem,
-    Sampler,
-    decoder_settings,
-    make_sized_sampler,
-    mesh_of_decoder,
-    without_training,
-)
+from jzero.rollout.sampler import EncodedProblem, Sampler
 from jzero.run.accuracy import accuracy_text, percent
 from jzero.run.environment import versions
 from jzero.run.finished import FoundModel, find_model, read_adapter_flags
 from jzero.run.samples import write_responses
-from jzero.setup import check_context, with_given_adapter, with_stop_strings
-from jzero.sharding.mesh import adapter_shardings, configured_mesh, param_shardings
+from jzero.service.decoders import load, load_with_adapters
+from jzero.setup import with_stop_strings
 from jzero.tasks import evaluated_task, find_task, math_problems, mixed, suites
 from jzero.tasks.votes import MATHEMATICS
-from jzero.training.frozen import load_base
 from jzero.types import Problem
 from jzero.workers.pool import Pool
 
@@ -194,153 +180,6 @@ def held_out_problems(settings: config.Config) -> dict[str, list[Problem]]:
             "--suite NAME=FILE"
         )
     return {HELD_OUT: problems}
-
-
-class LoadedDecoder(NamedTuple):
-    """A decoder without weights, and what is known of its model."""
-
-    sampler: Sampler
-    publish: Callable[[qwen.Params], qwen.Params]  # training parameters -> the decoder's
-    settings: config.Config  # with the rank and the targets of an adapter
-    base: BaseModel
-    mesh: Mesh  # for loading
-
-    def load_frozen(self) -> qwen.Params:
-        """Loads the frozen base under adapters."""
-        assert self.base.directory, "settings.model.path is empty"
-        return load_base(self.base.directory, self.base.model, self.mesh, self.settings.model)
-
-
-def load(
-    settings: config.Config,
-    pool: Pool,
-    has_full_cache: bool = False,
-    problems: Sequence[Problem] = (),
-) -> tuple[Sampler, qwen.Params]:
-    """Returns a sampler for the model at `settings.model.path`, and its decoder weights.
-
-    The KV cache has as many pages as fit into memory and as `problems` need, or, with
-    `has_full_cache`, enough for every slot at full length. With an adapter at
-    `settings.model.adapter.path` the weights are a base with an adapter.
-    """
-    decoder = load_decoder(settings, pool, has_full_cache, problems)
-    base, mesh, adapter = decoder.base, decoder.mesh, decoder.settings.model.adapter
-    assert base.directory, "settings.model.path is empty"
-    if not adapter.rank:
-        params = huggingface.load(base.directory, base.model, param_shardings(base.model, mesh))
-        return decoder.sampler, decoder.publish(params)
-    # As in training: the decoder multiplies by a frozen base and by the factors of the adapter.
-    factors = peft.load(
-        peft.resolve(adapter.path),
-        base.model,
-        adapter,
-        adapter_shardings(base.model, adapter, mesh),
-        base=base.directory,
-    )
-    # The file is finite in float32, and the decoder computes in another type.
-    dtype = decoder.settings.model.dtype
-    in_dtype = jax.tree.map(lambda leaf: leaf.astype(dtype), factors)
-    if not collectives.fetch_global(jax.jit(adapters.all_finite)(in_dtype)):
-        raise UserError(f"--adapter {adapter.path}: {adapters.not_finite_message(dtype)}")
-    weights = decoder.publish(adapters.join(decoder.load_frozen(), factors, adapter.scale))
-    return decoder.sampler, weights
-
-
-class NamedAdapter(NamedTuple):
-    """An adapter in the decoder's layout."""
-
-    name: str
-    settings: config.AdapterConfig  # with its path
-    factors: qwen.Params
-
-
-class BaseWithAdapters(NamedTuple):
-    """A decoder, the weights of a frozen base, and several adapters of it."""
-
-    sampler: Sampler
-    base: qwen.Params
-    adapters: Iterator[NamedAdapter]  # reads an adapter when it is asked for
-
-
-def load_with_adapters(
-    settings: config.Config, named: Mapping[str, str], pool: Pool, problems: Sequence[Problem] = ()
-) -> BaseWithAdapters:
-    """Loads a model once, and its adapters one after the other.
-
-    named: the directory or hub id of every adapter. problems: as in `load_decoder`. Raises
-    UserError if an adapter does not fit the model; the files of all adapters are looked for before
-    the model is loaded.
-    """
-    directories = {name: peft.resolve(path) for name, path in named.items()}
-    first, *_ = named.values()
-    # With the settings of an adapter, the decoder has a frozen base without fused weights, and room
-    # for an adapter.
-    model = replace(settings.model, adapter=config.AdapterConfig(path=first))
-    decoder = load_decoder(replace(settings, model=model), pool, problems=problems)
-    engine, base = decoder.sampler.engine, decoder.base
-    shapes = {name: peft.read_settings(path, base.model) for name, path in directories.items()}
-
-    def read_all() -> Iterator[NamedAdapter]:
-        for name, adapter in shapes.items():
-            places = adapter_shardings(base.model, adapter, engine.mesh)
-            dtype = settings.model.dtype
-            factors = peft.load(
-                directories[name], base.model, adapter, places, dtype, base.directory
-            )
-            yield NamedAdapter(name, replace(adapter, path=named[name]), factors)
-
-    return BaseWithAdapters(decoder.sampler, decoder.publish(decoder.load_frozen()), read_all())
-
-
-def load_decoder(
-    settings: config.Config,
-    pool: Pool,
-    has_full_cache: bool = False,
-    problems: Sequence[Problem] = (),
-) -> LoadedDecoder:
-    """Returns a decoder for the model at `settings.model.path`. See `load`.
-
-    problems: all that will be decoded, if that is known. The KV cache is no larger than they need.
-    """
-    if settings.model.adapter.rank and not settings.model.adapter.path:
-        raise UserError(
-            f"model.adapter.rank={settings.model.adapter.rank} is a setting of training runs: "
-            "remove it. An exported model has its adapter merged; --adapter loads one that is "
-            "not merged"
-        )
-    if settings.model.is_base_quantized and not settings.model.adapter.path:
-        raise UserError(
-            f"model.base={settings.model.base} applies to the frozen model under an adapter: give "
-            "--adapter, or remove it"
-        )
-    set_cpu_devices(settings.model.path)
-    settings = with_given_adapter(settings)
-    # Check memory before the weights are read: a process that runs out of memory is killed without
-    # a message.
-    check_host_memory(settings, parts_of_engine(settings.rollout))
-    base = read_base_model(settings.model, settings.rollout.draft)
-    check_context(settings, base)
-    assert base.directory, "settings.model.path is empty"
-    mesh = configured_mesh(settings.mesh, hosts_per_decoder=settings.rollout.hosts_per_decoder)
-    decoder = decoder_settings(settings.model, settings.rollout, settings.algorithm, settings.eval)
-    decoder = without_training(decoder)
-    decoder_mesh = mesh_of_decoder(settings.rollout.decode_devices, mesh)
-
-    def with_pages(engine: Engine) -> config.RolloutConfig:
-        rollout = with_full_pool(decoder.rollout, engine) if has_full_cache else decoder.rollout
-        room = room_of_decoder(settings.memory, engine, settings.model)
-        longest = 0
-        if problems:
-            encoded = Sampler(engine, base.tokenizer, pool, settings.task).encode_problems(problems)
-            prompt = max((len(item.prompt_tokens) for item in encoded), default=0)
-            shorter = settings.rollout.max_prompt_tokens - prompt
-            longest = settings.eval.longest_episode(settings.rollout) - shorter
-        return size_pool(rollout, engine, room, longest=longest)
-
-    sampler, publish = make_sized_sampler(
-        decoder, settings.task, base, mesh, decoder_mesh, pool, with_pages
-    )
-    return LoadedDecoder(sampler, publish, settings, base, mesh)
 
 
 def check_responses(settings: config.Config, name: str, num_problems: int) -> None:

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, cast
 
 from jzero import http, terminal
+from jzero.blueprint import DEFAULT_SLOTS
 from jzero.config import Config
 from jzero.environments import batched_rewards
 from jzero.errors import UserError
@@ -40,7 +41,6 @@ from jzero.generation.progress import SECONDS_BETWEEN_LINES, Progress
 from jzero.generation.rows import Response, RowFile
 from jzero.generation.servers import Server, is_about_prompt
 from jzero.rewards import rewards
-from jzero.rollout.sampler import DEFAULT_SLOTS
 from jzero.rollout.turns import make_request
 from jzero.types import Grade, JsonValue, Problem, Turn, grade_of
 from jzero.workers.pool import Pool

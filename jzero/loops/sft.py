@@ -19,25 +19,24 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 import jax
-from jax.sharding import Mesh
 
 from jzero import terminal
+from jzero.blueprint import Blueprint
 from jzero.clock import Clock
 from jzero.config import Config, Rows, Sft, read_sources, to_json, validate
 from jzero.errors import UserError
 from jzero.files import JsonObject, read_text
 from jzero.hosts import interrupt, processes
 from jzero.model import end_tokens, qwen
-from jzero.model.base_model import BaseModel, read_base_model
+from jzero.model.base_model import BaseModel
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.planning.disk import check_disk, require_disk
 from jzero.planning.fitting import check_memory
 from jzero.planning.host_memory import check_host_memory, parts_of_run
-from jzero.planning.sizing import with_sizes_of
 from jzero.problems import problem_sets, row_loader
 from jzero.problems.row_loader import Selection
 from jzero.rollout.evaluation import encode_suites, evaluate, evaluation_metrics
-from jzero.rollout.sampler import EncodedProblem, Sampler
+from jzero.rollout.sampler import EncodedProblem, Sampler, make_sampler
 from jzero.run.budget import TimeBudget
 from jzero.run.callbacks import check_callbacks
 from jzero.run.hub_pushes import check_token
@@ -47,8 +46,7 @@ from jzero.run.samples import write_responses
 from jzero.run.session import RunSession
 from jzero.run.trackers import check_trackers
 from jzero.run.workdir import check_workdir
-from jzero.setup import build_sampler, check_context, resolve, with_prompt_date
-from jzero.sharding.mesh import configured_mesh
+from jzero.setup import DescribedRun, describe_run, resolve
 from jzero.tasks import TASKS, draws_examples, suites
 from jzero.training.draft_head import head_metrics
 from jzero.training.examples import TURNS, Example, ExampleRow, encode_row
@@ -57,6 +55,7 @@ from jzero.training.heads import Stats, expert_metrics
 from jzero.training.optimizer import learning_rate
 from jzero.training.packing import PackedBatch
 from jzero.training.supervised import SupervisedTrainer
+from jzero.training.trainer import Trainer
 from jzero.workers.pool import Pool
 
 # The possible columns of an example. A data set is read with the first entry that it has.
@@ -128,11 +127,9 @@ def train(config: Config, workdir: Path) -> JsonObject:
         sft.epochs, sft.batch_size, data.num_examples, data.epoch_end
     )
 
-    base = read_base_model(config.model, config.rollout.draft)
-    config = with_prompt_date(with_sizes_of(config, base.directory), base)
+    config, base, blueprint = set_up(config)
     require_disk(config, base.model, workdir)
-    mesh = configured_mesh(config.mesh, hosts_per_decoder=config.rollout.hosts_per_decoder)
-    trainer = make_trainer(config, base, mesh)
+    trainer = trainer_of(blueprint)
     learner = trainer.learner
 
     with (
@@ -162,7 +159,7 @@ def train(config: Config, workdir: Path) -> JsonObject:
         test_examples = encode_rows(base.tokenizer, held_out, sft)
         test = HeldOut(
             packed=trainer.pack(test_examples) if test_examples else None,
-            suites=make_suites(config, base, mesh, pool),
+            suites=make_suites(config, base, blueprint, pool),
         )
 
         if session.resume_step is None:
@@ -242,21 +239,17 @@ def train(config: Config, workdir: Path) -> JsonObject:
 # -- data ------------------------------------------------------------------------------------------
 
 
-def make_trainer(config: Config, base: BaseModel, mesh: Mesh) -> SupervisedTrainer:
-    """Returns the trainer of a run, and sets the run's chat template on the tokenizer of `base`."""
-    sft = settings_of(config)
-    check_context(config, base)
-    set_chat_template(base.tokenizer, sft.chat_template)
-    return SupervisedTrainer(
-        base.model,
-        mesh,
-        config.model,
-        config.optimizer,
-        config.train,
-        sft.pack_length,
-        sft.batch_size,
-        config.rollout.draft,
-    )
+def set_up(config: Config) -> DescribedRun:
+    """Returns what a run has on its devices, with its chat template on the tokenizer."""
+    described = describe_run(config)
+    set_chat_template(described.base.tokenizer, settings_of(config).chat_template)
+    return described
+
+
+def trainer_of(blueprint: Blueprint[Trainer | SupervisedTrainer]) -> SupervisedTrainer:
+    """Returns what trains in a run of fine-tuning."""
+    assert isinstance(blueprint.learners, SupervisedTrainer), f"{blueprint.learners=}"
+    return blueprint.learners
 
 
 def settings_of(config: Config) -> Sft:
@@ -428,13 +421,15 @@ def update_metrics(stats: Stats) -> dict[str, float]:
     return metrics | expert_metrics([sums]) | head_metrics([sums])
 
 
-def make_suites(config: Config, base: BaseModel, mesh: Mesh, pool: Pool) -> Suites | None:
+def make_suites(
+    config: Config, base: BaseModel, blueprint: Blueprint[object], pool: Pool
+) -> Suites | None:
     """Returns the suites of eval.suites with a sampler for them; None without suites."""
-    if not config.eval.suites:
+    if blueprint.engine is None:
         return None
-    sampler, publish = build_sampler(config, base, mesh, pool)
+    sampler = make_sampler(blueprint.engine, base, config.task, pool)
     problems = encode_suites(sampler, config.task, config.eval, config.train.seed)
-    return Suites(sampler, publish, problems)
+    return Suites(sampler, blueprint.publisher(), problems)
 
 
 def evaluate_model(

@@ -16,7 +16,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
 
 import jax
 from jax.experimental import topologies
@@ -26,26 +25,10 @@ from jzero.extras import install_command
 from jzero.files import parse_json, read_text, user_cache, write_atomic
 from jzero.planning.chips import CHIPS_PER_HOST, GPUS, TPUS, Topology, split_topology
 from jzero.planning.crossing import crossing
-from jzero.sharding.mesh import num_slices
+from jzero.sharding.mesh import Device, num_slices
 
 # A jitted function, and its arguments: jax.ShapeDtypeStructs with shardings, and static values.
 Program = tuple[jax.stages.Wrapped, Sequence[object]]
-
-
-class Device(Protocol):
-    """The attributes of a `jax.Device` used here. Type checkers see its class as a variable."""
-
-    @property
-    def device_kind(self) -> str: ...
-
-    @property
-    def platform(self) -> str: ...
-
-    @property
-    def process_index(self) -> int: ...
-
-    @property
-    def id(self) -> int: ...
 
 
 # libtpu requests these from a Cloud TPU's metadata server, which does not exist here.

@@ -215,7 +215,7 @@ def check_disk(config: Config, workdir: Path) -> None:
     its architecture is known.
     """
     if config.memory.check and not reason_not_planned(config):
-        model, _ = architectures(config)
+        model = architectures(config).policy
         require_disk(config, model, workdir)
 
 

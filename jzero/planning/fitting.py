@@ -11,7 +11,7 @@ memory of the machine, unless memory.device_gib sets a limit.
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import jax
@@ -24,19 +24,17 @@ from jzero.hosts.platform import has_default_cpu_devices, is_cpu_chosen
 from jzero.model import huggingface, qwen
 from jzero.planning.arithmetic import bytes_of_phases, totals
 from jzero.planning.chips import CHIPS, GIB, DescribedDevice
-from jzero.planning.compiling import Device
 from jzero.planning.host_memory import free_bytes, total_bytes
-from jzero.planning.memory import DEFAULT_GPU_SHARE, STATE, row_tokens
+from jzero.planning.memory import DEFAULT_GPU_SHARE, STATE
 from jzero.planning.models import is_known
 from jzero.planning.planned_run import PlannedRun, build, pages_that_fit
-from jzero.sharding.context import heads_to_share
-from jzero.sharding.mesh import context_shards, row_shards, slice_of
+from jzero.planning.remedies import REMEDIES, Remedy
+from jzero.sharding.mesh import Device, slice_of
 
 GPU_SHARE_VARIABLE = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # the share of a GPU that JAX takes
 SMALLEST_SHARE = 1 / 4  # of the KV cache of an accelerator: with less, decoding would crawl
 SMALLEST_CPU_SHARE = 0.0  # on a CPU, room for one sequence is enough
 PROCESS_BYTES = 1.0 * GIB  # of Python, JAX, compiled programs and graders, besides arrays
-SHORTEST_RESPONSE = 256  # tokens: advice never makes responses shorter than this
 
 
 # -- the attached devices --------------------------------------------------------------------------
@@ -293,7 +291,8 @@ def shrink_pool(
     pages = pages_that_fit(engine, kept_share * pool) - 1
     if kept_share < smallest_share or pages < engine.pages_per_slot:
         return settings
-    return _with_rollout(settings, num_pages=pages * engine.num_shards * run.num_decoders)
+    num_pages = pages * engine.num_shards * run.num_decoders
+    return replace(settings, rollout=replace(settings.rollout, num_pages=num_pages))
 
 
 def fitting_pages(settings: Config) -> int | None:
@@ -352,236 +351,60 @@ def setting_flags(original: Config, changed: Config) -> list[str]:
     ]
 
 
-# -- remedies --------------------------------------------------------------------------------------
-
-# A remedy returns a config that needs less memory, or None if it has nothing left to change.
-Remedy = Callable[[Config, PlannedRun], Config | None]
-
-
-def microbatch_tokens(run: PlannedRun) -> int:
-    """Returns the tokens of the longest microbatch, over all devices."""
-    return run.trainer.rows[0] * run.trainer.layouts[0].tokens
-
-
-def engine_slots(run: PlannedRun) -> int:
-    """Returns the sequences that all hosts decode at the same time."""
-    return run.engine.max_concurrent_decodes * run.num_decoders
-
-
-def recompute_layers(settings: Config, run: PlannedRun) -> Config | None:
-    """Saves only the inputs of layers for the backward pass."""
-    if settings.model.remat == "full":
-        return None
-    return replace(settings, model=replace(settings.model, remat="full"))
-
-
-def smaller_microbatches(settings: Config, run: PlannedRun) -> Config | None:
-    """Halves the rows of a microbatch, down to one on each device."""
-    least = row_tokens(run)
-    fewer = microbatch_tokens(run) // least // 2 * least
-    return _with_train(settings, microbatch_tokens=fewer) if fewer else None
-
-
-def shorter_rows(settings: Config, run: PlannedRun) -> Config | None:
-    """Halves the packs of a row, which also halves the smallest possible microbatch."""
-    train = settings.train
-    if min(train.packs_per_row, run.trainer.layouts[0].slots) < 2 or settings.sft is not None:
-        return None
-    packs = min(train.packs_per_row, run.trainer.layouts[0].slots) // 2
-    pack = longest_pack(settings)
-    tokens = row_shards(run.mesh) * (settings.rollout.max_prompt_tokens + packs * pack)
-    return _with_train(settings, packs_per_row=packs, microbatch_tokens=tokens)
-
-
-def longest_pack(settings: Config) -> int:
-    """Returns the tokens of the longest pack."""
-    lengths = settings.train.pack_lengths
-    return lengths[0] if lengths else settings.rollout.longest_continuation
-
-
-def fewer_slots(settings: Config, run: PlannedRun) -> Config | None:
-    """Halves the slots, or the pages if rollout.num_pages is set."""
-    rollout, engine = settings.rollout, run.sampling
-    if engine is None:
-        return None
-    if rollout.num_pages:
-        # Every shard needs at least the pages of one full sequence.
-        pages = rollout.num_pages // 2
-        enough = engine.num_shards * run.num_decoders * engine.pages_per_slot
-        return _with_rollout(settings, num_pages=pages) if pages >= enough else None
-    if engine.slots_per_shard < 2:
-        return None
-    num_slots = min(rollout.num_slots or engine_slots(run), engine_slots(run))
-    return _with_rollout(settings, num_slots=num_slots // 2)
-
-
-def train_an_adapter(settings: Config, run: PlannedRun) -> Config | None:
-    """Freezes the model and trains an adapter on it, with an adapter's learning rate."""
-    if settings.model.adapter.rank:
-        return None
-    adapter = replace(settings.model.adapter, rank=config.ADAPTER_RANK)
-    # Formatting with :g removes floating-point noise from the flag that is printed.
-    lr = config.ADAPTER_LR_FACTOR * settings.optimizer.lr
-    return replace(
-        settings,
-        model=replace(settings.model, adapter=adapter),
-        optimizer=replace(settings.optimizer, lr=float(f"{lr:g}")),
-    )
-
-
-def quantize_base(settings: Config, run: PlannedRun) -> Config | None:
-    """Quantizes the linear layers of an adapter's base to int8."""
-    if not settings.model.adapter.rank or settings.model.is_base_quantized:
-        return None
-    return replace(settings, model=replace(settings.model, base="int8"))
-
-
-def offload_optimizer(settings: Config, run: PlannedRun) -> Config | None:
-    """Keeps Adam's moments on the hosts while responses are sampled and scored."""
-    # Fine-tuning has no phase in which the moments could be away.
-    if settings.optimizer.offload or settings.sft is not None:
-        return None
-    return replace(settings, optimizer=replace(settings.optimizer, offload=True))
-
-
-def shorter_responses(settings: Config, run: PlannedRun) -> Config | None:
-    """Halves the longest response, and shortens the packed rows to match."""
-    rollout = settings.rollout
-    tokens = rollout.max_new_tokens // 2
-    # With max_episode_tokens the length of an episode does not depend on the length of a response.
-    if settings.sft is not None or rollout.max_episode_tokens or tokens < SHORTEST_RESPONSE:
-        return None
-    shorter = _with_rollout(settings, max_new_tokens=tokens)
-    if lengths := settings.train.pack_lengths:
-        halves = ",".join(str(length // 2) for length in lengths)
-        shorter = replace(shorter, train=replace(shorter.train, pack=halves))
-    # A microbatch keeps its number of rows, which become shorter.
-    rows = microbatch_tokens(run) // row_tokens(run)
-    packs = max(1, settings.train.packs_per_row)
-    pack = longest_pack(shorter)
-    row = rollout.max_prompt_tokens + packs * pack
-    return _with_train(shorter, microbatch_tokens=rows * row_shards(run.mesh) * row)
-
-
-def split_state(settings: Config, run: PlannedRun) -> Config | None:
-    """Shards the weights over all devices (fsdp) instead of replicating them over "data"."""
-    if run.mesh.shape["data"] == 1:
-        return None
-    return replace(settings, mesh=replace(settings.mesh, data=1, fsdp=-1))
-
-
-def split_layers(settings: Config, run: PlannedRun) -> Config | None:
-    """Doubles tensor parallelism, which splits heads and KV cache pages over twice the devices."""
-    tensor = 2 * run.mesh.shape["tensor"]
-    if run.trainer.policy.model.num_key_value_heads % tensor:
-        return None
-    # The devices of a decoder are used in groups of `tensor`.
-    if run.mesh.size // run.num_decoders % tensor or run.mesh.shape["fsdp"] % 2:
-        return None
-    # fsdp=-1 takes what the other axes leave: half as many devices get separate rows.
-    return replace(settings, mesh=replace(settings.mesh, data=1, fsdp=-1, tensor=tensor))
-
-
-def split_rows(settings: Config, run: PlannedRun) -> Config | None:
-    """Doubles context parallelism (Ulysses), and halves the rows of a microbatch."""
-    mesh, model = run.mesh, run.trainer.policy.model
-    context = 2 * context_shards(mesh)
-    shared = heads_to_share(model, mesh.shape["tensor"]).values()
-    if settings.model.exact or mesh.shape["fsdp"] % 2 or any(heads % context for heads in shared):
-        return None
-    # Devices of the context axis come out of fsdp, so half as many rows are computed at the same
-    # time.
-    changed = replace(settings, mesh=replace(settings.mesh, data=1, fsdp=-1, context=context))
-    return _with_train(changed, microbatch_tokens=microbatch_tokens(run) // 2)
-
-
-# The remedies of each phase, cheapest first.
-REMEDIES: dict[str, tuple[Remedy, ...]] = {
-    "publish": (split_state, split_layers, offload_optimizer, train_an_adapter, quantize_base),
-    "rollout": (
-        fewer_slots,
-        split_state,
-        split_layers,
-        offload_optimizer,
-        train_an_adapter,
-        quantize_base,
-        shorter_responses,
-    ),
-    "score": (
-        smaller_microbatches,
-        split_state,
-        shorter_rows,
-        split_layers,
-        offload_optimizer,
-        train_an_adapter,
-        quantize_base,
-        split_rows,
-        shorter_responses,
-    ),
-    "update": (
-        recompute_layers,
-        smaller_microbatches,
-        split_state,
-        shorter_rows,
-        split_layers,
-        train_an_adapter,
-        quantize_base,
-        split_rows,
-        shorter_responses,
-    ),
-}
+# -- settings with which a run fits ----------------------------------------------------------------
 
 
 def with_remedies(
     settings: Config,
     devices: Sequence[DescribedDevice],
     available: float,
-    excluded: Collection[Remedy] = (),
+    remedies: Sequence[Remedy] = REMEDIES,
 ) -> Config | None:
-    """Returns settings that fit, with as few changes as possible; None if no remedy suffices.
+    """Returns settings that fit, with as few changes as possible; None if no remedy suffices."""
+    verdict = shrink(settings, devices, available, remedies)
+    return verdict.settings if verdict.fits else None
 
-    excluded: remedies that are not tried.
+
+def shrink(
+    settings: Config,
+    devices: Sequence[DescribedDevice],
+    available: float,
+    remedies: Sequence[Remedy],
+) -> Fit:
+    """Returns how settings fit after the remedies that they need, or after all that help.
+
+    Raises UserError as `fit`, for the settings themselves.
     """
     verdict = fit(settings, devices, available)
-    # Greedy: the phase with the largest excess gets its cheapest remedy that saves memory.
     while verdict.excess:
-        phase = max(verdict.excess, key=verdict.excess.__getitem__)
-        improved = _improve(settings, devices, verdict, phase, excluded)
+        improved = _improve(verdict, devices, remedies)
         if improved is None:
-            return None
-        settings, verdict = improved
-    return settings
+            break
+        verdict = improved
+    return verdict
 
 
 def _improve(
-    settings: Config,
-    devices: Sequence[DescribedDevice],
-    verdict: Fit,
-    phase: str,
-    excluded: Collection[Remedy],
-) -> tuple[Config, Fit] | None:
-    """Returns the settings and the fit of the first remedy that saves memory in `phase`."""
-    for remedy in REMEDIES[phase]:
-        changed = None if remedy in excluded else remedy(settings, verdict.run)
-        if changed is None:
-            continue
-        try:
-            improved = fit(changed, devices, verdict.available)
-        except UserError:  # the remedy conflicts with other settings
-            continue
-        # A remedy that saves nothing in this phase would only slow down the run, and the loop might
-        # not end.
-        if improved.phases[phase] < verdict.phases[phase]:
-            return changed, improved
+    verdict: Fit, devices: Sequence[DescribedDevice], remedies: Sequence[Remedy]
+) -> Fit | None:
+    """Returns the fit with the first remedy that saves memory in a phase that does not fit."""
+    # Greedy: the phase with the largest excess gets its cheapest remedy first.
+    for phase in sorted(verdict.excess, key=verdict.excess.__getitem__, reverse=True):
+        for remedy in remedies:
+            if phase not in remedy.phases:
+                continue
+            changed = remedy.change(verdict.settings, verdict.run)
+            if changed is None:
+                continue
+            try:
+                improved = fit(changed, devices, verdict.available)
+            except UserError:  # the remedy conflicts with other settings
+                continue
+            # A remedy that saves nothing in this phase would only slow down the run, and the loop
+            # might not end.
+            if improved.phases[phase] < verdict.phases[phase]:
+                return improved
     return None
-
-
-def _with_train(settings: Config, **changes: int) -> Config:
-    return replace(settings, train=replace(settings.train, **changes))
-
-
-def _with_rollout(settings: Config, **changes: int) -> Config:
-    return replace(settings, rollout=replace(settings.rollout, **changes))
 
 
 # -- presets ---------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import jax
 
 from jzero import terminal
+from jzero.blueprint import Blueprint, Trains
 from jzero.config import MemoryConfig, ModelConfig, RolloutConfig
 from jzero.decoder.engine import Engine
 from jzero.errors import UserError
@@ -43,6 +44,16 @@ class Room:
     bytes: float
     reason: str  # "an eighth of the 20.1 GiB that are free"
     most_bytes: float  # the limit for rollout.num_pages
+
+
+def with_pages(
+    blueprint: Blueprint[Trains], room: Room | None, recorded_pages: int = 0, longest: int = 0
+) -> Blueprint[Trains]:
+    """Returns a blueprint whose decoder has the KV cache pages that fit. See `size_pool`."""
+    rollout = blueprint.sampling.rollout
+    return blueprint.with_rollout(
+        size_pool(rollout, blueprint.decoder, room, recorded_pages, longest)
+    )
 
 
 def size_pool(
@@ -103,14 +114,15 @@ def size_pool(
     return replace(rollout, num_pages=_all_pages(engine, pages))
 
 
-def with_full_pool(rollout: RolloutConfig, engine: Engine) -> RolloutConfig:
-    """Returns settings with pages for every slot at full length: a decoder without preemption.
+def with_full_pool(blueprint: Blueprint[Trains]) -> Blueprint[Trains]:
+    """Returns a blueprint with pages for every slot at full length: nothing is preempted.
 
-    engine: the decoder of the settings with rollout.num_pages=0.
+    Its rollout.num_pages is 0 so far.
     """
+    rollout, engine = blueprint.sampling.rollout, blueprint.decoder
     assert not rollout.num_pages, f"{rollout.num_pages=}"
     num_pages = _all_pages(engine, engine.pages_per_shard - 1)
-    return replace(rollout, num_pages=num_pages)
+    return blueprint.with_rollout(replace(rollout, num_pages=num_pages))
 
 
 def _all_pages(engine: Engine, pages: int) -> int:

@@ -4,17 +4,18 @@ Each cell of the table combines a training method (a line of METHODS) with a res
 batch is the smallest possible: one row with one response on each device, and as many slots as fit.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from jzero.blueprint import with_needed_slots
 from jzero.config import Config, Together
 from jzero.errors import UserError
 from jzero.files import JsonObject
 from jzero.model import qwen
 from jzero.planning.chips import CHIPS, GIB, DescribedDevice
-from jzero.planning.fitting import Fit, fit, setting_flags, split_layers
+from jzero.planning.fitting import Fit, setting_flags, shrink
 from jzero.planning.models import KNOWN_MODELS
-from jzero.rollout.sampler import with_needed_slots
+from jzero.planning.remedies import FEWER_SLOTS, SPLIT_LAYERS
 
 RESPONSE_TOKENS = (1024, 8192)
 GPU_SHARE = 0.95  # of a GPU's memory, as with XLA_PYTHON_CLIENT_MEM_FRACTION=.95
@@ -129,57 +130,19 @@ def fit_model(
 
     Tensor parallelism is raised only if the model does not fit otherwise.
     """
-    for changed, verdict in with_one_slot(settings, hub_id, devices, available):
-        if verdict.fits:
-            return most_slots(changed, settings.rollout.num_slots, verdict, devices)
-    return None
-
-
-def with_one_slot(
-    settings: Config,
-    hub_id: str,
-    devices: Sequence[DescribedDevice],
-    available: float,
-) -> Iterator[tuple[Config, Fit]]:
-    """Yields how the model fits with one slot on each device, at growing tensor parallelism."""
-    changed: Config | None = replace(settings, model=replace(settings.model, path=hub_id))
-    # Most models do not fit even with one slot, so the number of slots is searched only afterwards.
-    while changed is not None:
-        verdict = fit_slots(changed, len(devices), devices, available)
-        if verdict is None:
-            return
-        yield changed, verdict
-        changed = split_layers(changed, verdict.run)
-
-
-def most_slots(
-    settings: Config,
-    wanted: int,
-    least: Fit,
-    devices: Sequence[DescribedDevice],
-) -> Fit:
-    """Returns how the model fits with `wanted` slots, or a half, a quarter, ... of them."""
-    num_slots = wanted
-    while num_slots > len(devices):
-        verdict = fit_slots(settings, num_slots, devices, least.available)
-        if verdict is not None and verdict.fits:
-            return verdict
-        num_slots //= 2
-    return least
-
-
-def fit_slots(
-    settings: Config,
-    num_slots: int,
-    devices: Sequence[DescribedDevice],
-    available: float,
-) -> Fit | None:
-    """Returns the fit of a run with `num_slots` slots; None if its settings are invalid."""
-    rollout = replace(settings.rollout, num_slots=num_slots, num_pages=0)
+    changed = replace(settings, model=replace(settings.model, path=hub_id))
+    rollout = replace(settings.rollout, num_pages=0)
     try:
-        return fit(replace(settings, rollout=rollout), devices, available)
-    except UserError:  # for example, heads that the mesh cannot split
+        # Most models do not fit even with one slot on each device.
+        one_slot = replace(changed, rollout=replace(rollout, num_slots=len(devices)))
+        least = shrink(one_slot, devices, available, [SPLIT_LAYERS])
+        if not least.fits:
+            return None
+        all_slots = replace(least.settings, rollout=rollout)
+        most = shrink(all_slots, devices, available, [FEWER_SLOTS])
+    except UserError:  # for example, a teacher that is not known
         return None
+    return most if most.fits else least
 
 
 def memory_of(device: DescribedDevice) -> float:

@@ -169,7 +169,7 @@ def plan_on(settings: Config, machine: Machine) -> Verdict:
     if settings.memory.device_gib:
         available = settings.memory.device_gib * GIB
     memory = None if available is None else fit_run(settings, machine.devices, available)
-    model, _ = architectures(settings)
+    model = architectures(settings).policy
     disk = settings.memory.disk_gb * GB or machine.disk_bytes
     train = settings.train
     steps = 0 if train.prompt_epochs or settings.sft else train.steps

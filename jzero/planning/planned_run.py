@@ -12,6 +12,14 @@ from jax.sharding import Mesh, NamedSharding
 
 from jzero import algorithms, config
 from jzero.attention import QuantizedPool
+from jzero.blueprint import (
+    Blueprint,
+    Models,
+    Topology,
+    describe,
+    spec_of_run,
+    with_needed_slots,
+)
 from jzero.config import teachers
 from jzero.decoder.abstract_calls import abstract_calls, score_calls
 from jzero.decoder.engine import Engine
@@ -29,19 +37,11 @@ from jzero.errors import UserError
 from jzero.model import adapters, mtp, tokenizer
 from jzero.model.architecture import ATTENTION
 from jzero.model.new_model import check_experts, new_model
-from jzero.model.qwen import QwenConfig
 from jzero.numerics.sizes import power_of_two
 from jzero.planning.chips import CHIPS, Chip, DescribedDevice, smaller_slice
-from jzero.planning.compiling import Device, Program, compile_only_devices, device_bytes
+from jzero.planning.compiling import Program, compile_only_devices, device_bytes
 from jzero.planning.models import architecture
-from jzero.rollout.sampler import decoder_settings, new_engine, with_needed_slots
-from jzero.sharding.mesh import (
-    adapter_shardings,
-    configured_mesh,
-    decode_mesh,
-    hosts_of,
-    make_mesh,
-)
+from jzero.sharding.mesh import Device, adapter_shardings, hosts_of
 from jzero.sharding.publish import (
     abstract_decoder_weights,
     gather_adapter_program,
@@ -60,12 +60,8 @@ from jzero.training.trainer import (
     UpdateSettings,
     abstract_batches,
     abstract_scored,
-    make_trainer,
 )
 from jzero.types import Batch, Params
-
-# The number of stop ids shapes the program; their values do not matter.
-STOP_IDS = (0, 1)
 
 
 @dataclass(frozen=True)
@@ -165,20 +161,15 @@ def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
             f"model.adapter.path={settings.model.adapter.path}: the planner reads no adapters; "
             "give model.adapter.rank and model.adapter.targets instead"
         )
-    model, critic = architectures(settings)
-    mesh = configured_mesh(settings.mesh, devices, settings.rollout.hosts_per_decoder)
-    decoder_mesh, num_decoders = _decoder_mesh(mesh)
-    rollout = with_needed_slots(settings.rollout, settings.eval, settings.sft is not None)
-    decoder = decoder_settings(settings.model, rollout, settings.algorithm, settings.eval)
-    engine = None
-    if settings.sft is None or settings.eval.suites:
-        # Every decoder has its own engine on its own devices, with its share of the slots.
-        engine = new_engine(decoder, model, decoder_mesh, STOP_IDS, num_decoders)
+    topology = Topology(devices, devices[0].process_index, _smaller_slice)
+    # The planner assumes that the same devices train and decode.
+    spec = replace(spec_of_run(settings), decode_devices=0)
+    blueprint = describe(spec, architectures(settings), topology)
     if settings.sft is not None:
-        return _build_fine_tuning(settings, settings.sft, model, mesh, engine, num_decoders)
+        return _build_fine_tuning(settings, settings.sft, blueprint)
 
-    assert engine is not None, "an RL run samples"
-    trainer = make_trainer(settings, model, critic, mesh)
+    trainer, engine = blueprint.learners, blueprint.decoder
+    assert isinstance(trainer, Trainer), f"{settings.sft=}"
     batches = abstract_batches(trainer)
     needs_old = trainer.needs_old_logps
     needs_reference = algorithms.needs_reference(settings.algorithm)
@@ -217,12 +208,13 @@ def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
         if isinstance(teaching.choice, teachers.Model):
             parts["teacher"] = _unshared_bytes(teaching, teacher)
 
-    num_scoring_passes = needs_old + needs_reference + (critic is not None) + (teacher is not None)
+    has_critic = trainer.critic is not None
+    num_scoring_passes = needs_old + needs_reference + has_critic + (teacher is not None)
     return PlannedRun(
         workload(settings),
         trainer,
         engine,
-        num_decoders,
+        blueprint.num_decoders,
         programs,
         parts,
         num_scoring_passes,
@@ -355,28 +347,15 @@ def _adapter_publishing(
 
 
 def _build_fine_tuning(
-    settings: config.Config,
-    sft: config.Sft,
-    model: QwenConfig,
-    mesh: Mesh,
-    engine: Engine | None,
-    num_decoders: int,
+    settings: config.Config, sft: config.Sft, blueprint: Blueprint[Trainer | SupervisedTrainer]
 ) -> PlannedRun:
     """Plans a supervised fine-tuning run as `sft.train` sets it up.
 
     The batch is the largest possible: every example fills a row. Nothing is sampled unless
     `eval.suites` names suites.
     """
-    supervised = SupervisedTrainer(
-        model,
-        mesh,
-        settings.model,
-        settings.optimizer,
-        settings.train,
-        sft.pack_length,
-        sft.batch_size,
-        settings.rollout.draft,
-    )
+    supervised, engine = blueprint.learners, blueprint.engine
+    assert isinstance(supervised, SupervisedTrainer), f"{settings.sft=}"
     num_rows = -(-sft.batch_size // supervised.rows)
     trainer = supervised_trainer(supervised, power_of_two(num_rows))
     learner_programs = trainer.policy.programs(abstract_batches(trainer), trainer.layouts)
@@ -388,7 +367,13 @@ def _build_fine_tuning(
         parts |= sampling_parts
     parts["batches"] = device_bytes(learner_programs["update"][1][1])
     return PlannedRun(
-        workload(settings), trainer, engine, num_decoders, programs, parts, num_scoring_passes=0
+        workload(settings),
+        trainer,
+        engine,
+        blueprint.num_decoders,
+        programs,
+        parts,
+        num_scoring_passes=0,
     )
 
 
@@ -408,7 +393,7 @@ def supervised_trainer(supervised: SupervisedTrainer, microbatches: int) -> Trai
     )
 
 
-def architectures(settings: config.Config) -> tuple[QwenConfig, QwenConfig | None]:
+def architectures(settings: config.Config) -> Models:
     """Returns the architectures of the policy and, if the algorithm has one, of the critic."""
     if settings.model.path:
         model = architecture(settings.model.path)
@@ -419,22 +404,20 @@ def architectures(settings: config.Config) -> tuple[QwenConfig, QwenConfig | Non
     critic = model
     model = mtp.with_head(model, settings.rollout.draft)
     if not algorithms.needs_critic(settings.algorithm):
-        return model, None
+        return Models(model)
     # A critic has the policy's architecture, unless critic.path names another model.
-    return model, architecture(settings.critic.path) if settings.critic.path else critic
+    return Models(model, architecture(settings.critic.path) if settings.critic.path else critic)
 
 
-def _decoder_mesh(mesh: Mesh) -> tuple[Mesh, int]:
-    """Returns the mesh of one decoder, and the number of decoders."""
-    first = mesh.devices.flat[0]
-    decoder_mesh = decode_mesh(mesh, first.process_index)
-    num_decoders = mesh.size // decoder_mesh.size
-    # XLA cannot compile a program with collectives for a part of a slice. With several decoders,
-    # the mesh is therefore built on a smaller slice, which has the devices of one decoder.
-    if num_decoders > 1 and not isinstance(first, DescribedDevice):
-        devices = compile_only_devices(smaller_slice(first.device_kind, decoder_mesh.size))
-        decoder_mesh = make_mesh(devices, dict(decoder_mesh.shape))
-    return decoder_mesh, num_decoders
+def _smaller_slice(devices: Sequence[Device]) -> Sequence[Device]:
+    """Returns the devices of the smallest slice with as many, for one of several decoders.
+
+    XLA cannot compile a program with collectives for a part of a slice.
+    """
+    first = devices[0]
+    if isinstance(first, DescribedDevice):
+        return devices
+    return compile_only_devices(smaller_slice(first.device_kind, len(devices)))
 
 
 def kv_bytes_per_token(engine: Engine) -> float:

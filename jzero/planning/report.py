@@ -12,7 +12,6 @@ from jzero.planning.memory import phase_totals, suggestions
 from jzero.planning.models import run_title
 from jzero.planning.planned_run import PlannedRun, build, with_scores
 from jzero.planning.roofline import PhaseCost, roofline, update_by_layout
-from jzero.planning.search import search
 from jzero.sharding.mesh import SLICES
 
 MAX_ERROR = 120  # characters of a compiler's error in the table
@@ -40,28 +39,22 @@ class Report:
     # also in `roofline`.
     update_by_layout: dict[int, PhaseCost]
     suggestions: list[str]
-    search: dict[str, int] | None = None  # the largest settings that fit; None without a search
 
     def as_json(self) -> JsonObject:
         programs = {name: program.as_json() for name, program in self.programs.items()}
-        values = asdict(self) | {"programs": programs}
-        if self.search is None:
-            del values["search"]
-        return values
+        return asdict(self) | {"programs": programs}
 
 
 def make_report(
     settings: config.Config,
     topology: str,
     cache: Path | None,
-    with_search: bool = False,
     with_score: bool = False,
 ) -> Report:
     """Compiles the programs of a run and reports their memory and time.
 
-    `cache` is a directory with earlier measurements of programs. `with_search` compiles the
-    programs of more settings, to find the largest that fit. `with_score` also plans the programs
-    with which the engine scores given tokens.
+    `cache` is a directory with earlier measurements of programs. `with_score` also plans the
+    programs with which the engine scores given tokens.
 
     Raises:
         UserError: The topology is unknown, or the settings do not fit it.
@@ -72,11 +65,6 @@ def make_report(
     measured = _measure_all(run, topology, cache)
     totals = phase_totals(run, measured)
     costs = roofline(run)
-    largest = (
-        search(settings, run, lambda program: measure(program, topology, cache))
-        if with_search
-        else None
-    )
     return Report(
         config=settings.name,
         model=settings.model.path,
@@ -94,7 +82,6 @@ def make_report(
         step_s=sum(cost.seconds for cost in costs.values()),
         update_by_layout=update_by_layout(run),
         suggestions=suggestions(run, totals, measured),
-        search=largest,
     )
 
 
@@ -185,8 +172,6 @@ def _cost_line(name: str, cost: PhaseCost) -> str:
 
 
 def _verdict_lines(report: Report) -> Iterator[str]:
-    for name, value in (report.search or {}).items():
-        yield f"largest that fits: --config.{name}={value}"
     yield "fits" if report.fits else "does not fit; try"
     for line in report.suggestions:
         yield f"  {line}"

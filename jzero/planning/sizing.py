@@ -15,6 +15,7 @@ from pathlib import Path
 import jax
 
 from jzero.config import Config, flatten
+from jzero.decoder.engine import Engine
 from jzero.files import parse_json, read_text
 from jzero.hosts import collectives
 from jzero.planning.chips import DescribedDevice
@@ -22,18 +23,22 @@ from jzero.planning.fitting import (
     attached_bytes,
     attached_devices,
     cpu_bytes,
-    engine_slots,
-    fewer_slots,
-    fit,
     is_cpu,
-    microbatch_tokens,
     reason_not_planned,
     room_for_arrays,
-    smaller_microbatches,
+    shrink,
     without_adapter_path,
 )
 from jzero.planning.memory import row_tokens
 from jzero.planning.planned_run import build
+from jzero.planning.remedies import (
+    FEWER_SLOTS,
+    SMALLER_MICROBATCHES,
+    Remedy,
+    engine_slots,
+    microbatch_tokens,
+)
+from jzero.sharding.mesh import num_decoders
 from jzero.types import JsonValue
 
 # More tokens in a microbatch, or slots, of a device gain no speed: its products are already large.
@@ -76,6 +81,19 @@ def with_sizes_of(config: Config, directory: Path | None) -> Config:
     model = replace(config.model, path=str(directory))
     sized = with_sizes(replace(config, model=model))
     return _with(config, sized.train.microbatch_tokens, sized.rollout.num_slots)
+
+
+def sizes_line(config: Config, engine: Engine | None) -> str:
+    """Returns the line with the sizes of a run. `jzero plan --machine here` prints it, too.
+
+    engine: this host's decoder; None for a run that samples nothing.
+    """
+    sizes = {"train.microbatch_tokens": config.train.microbatch_tokens}
+    if engine is not None:
+        number = num_decoders(engine.mesh)
+        sizes["rollout.num_slots"] = engine.max_concurrent_decodes * number
+        sizes["rollout.num_pages"] = (engine.pages_per_shard - 1) * engine.num_shards * number
+    return "sizes: " + " ".join(f"{name}={size}" for name, size in sizes.items() if size)
 
 
 def _with_recorded_sizes(config: Config, workdir: Path) -> Config:
@@ -168,17 +186,13 @@ def choose_sizes(
 
     # Only sizes that the config left open may shrink. The KV cache has pages for all slots here; a
     # cache that is a little too large is made smaller by `kv_pool`, without fewer slots.
-    while True:
-        verdict = fit(without_adapter_path(chosen), devices, available)
-        smaller: Config | None = None
-        excess = verdict.excess
-        if not config.train.microbatch_tokens and excess.keys() & {"score", "update"}:
-            smaller = smaller_microbatches(chosen, verdict.run)
-        if smaller is None and not config.rollout.num_slots and "rollout" in excess:
-            smaller = fewer_slots(chosen, verdict.run)
-        if smaller is None:
-            return chosen
-        chosen = smaller
+    open_sizes: list[Remedy] = []
+    if not config.train.microbatch_tokens:
+        open_sizes.append(SMALLER_MICROBATCHES)
+    if not config.rollout.num_slots:
+        open_sizes.append(FEWER_SLOTS)
+    fitting = shrink(without_adapter_path(chosen), devices, available, open_sizes).settings
+    return _with(config, fitting.train.microbatch_tokens, fitting.rollout.num_slots)
 
 
 def _with(config: Config, tokens: int, slots: int) -> Config:

@@ -17,12 +17,11 @@ from dataclasses import dataclass, field, replace
 import jax
 import jinja2
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Int32
 
 from jzero import config, terminal
-from jzero.algorithms import Algorithm
 from jzero.decoder.engine import ROLLOUTS, Engine, Samples
 from jzero.decoder.references import History
 from jzero.decoder.scheduler import Scheduler
@@ -44,24 +43,17 @@ from jzero.errors import UserError, reason_of
 from jzero.hosts import collectives, interrupt, peers, processes
 from jzero.json_values import as_object
 from jzero.model import end_tokens, qwen, tokenizer
-from jzero.model.architecture import track_sizes
 from jzero.model.base_model import BaseModel
 from jzero.problems.prompts import COLUMN
 from jzero.rewards import rewards
 from jzero.rewards.trl_rewards import TrainerState
 from jzero.rollout.turns import SharedTurns, TurnGrader, least_tokens, longest_token
-from jzero.sharding.mesh import decode_mesh, hosts_of, make_mesh, num_decoders, split_devices
-from jzero.sharding.publish import publisher
-from jzero.sharding.side_by_side import weight_layout
+from jzero.sharding.mesh import hosts_of
 from jzero.tasks import mixed
-from jzero.tokens import recorded_tracks
 from jzero.types import Grade, JsonValue, Problem, Prompt, Rollout, grade_of
 from jzero.workers.pool import Pool
 
 _NOT_TRAINING = TrainerState()
-
-
-DEFAULT_SLOTS = 256  # with rollout.num_slots=0, where any number of sequences may come
 
 
 @functools.cache
@@ -456,179 +448,16 @@ def with_turn_grades(rollout: Rollout, grades: list[Grade]) -> Rollout:
     return replace(rollout, turns=turns, grade=episode)
 
 
-@dataclass(frozen=True)
-class DecoderSettings:
-    """The settings of the decoder of a run or a command."""
-
-    rollout: config.RolloutConfig
-    compute: config.ModelConfig
-    longest_evaluation: int  # tokens of the longest episode of an evaluation
-    kept: int  # recorded tokens that the sampler's filters keep; 0: not recorded
-
-
-def decoder_settings(
-    compute: config.ModelConfig,
-    rollout: config.RolloutConfig,
-    algorithm: Algorithm,
-    evaluation: config.EvalConfig,
-) -> DecoderSettings:
-    """Returns the settings of the decoder of a run, from the sections that it depends on."""
-    longest = evaluation.longest_episode(rollout)
-    return DecoderSettings(rollout, compute, longest, config.num_kept(algorithm, rollout))
-
-
-def without_training(settings: DecoderSettings) -> DecoderSettings:
-    """Returns the settings of a command that trains on nothing: rollout.prefix_cache=auto is on.
-
-    Layers with a sliding window keep all tokens then, because a cached prefix needs them.
-    """
-    rollout = settings.rollout
-    if rollout.prefix_cache != "auto":
-        return settings
-    return replace(settings, rollout=replace(rollout, prefix_cache="on"))
-
-
-def mesh_of_decoder(num_devices: int, mesh: Mesh) -> Mesh:
-    """Returns the mesh that a sampler decodes on.
-
-    It has the devices of the training mesh `mesh`, or, with rollout.placement=apart (then
-    `num_devices` is above 0), the devices of this host that are not in the training mesh.
-    """
-    tensor = mesh.shape["tensor"]
-    if not num_devices:
-        return decode_mesh(mesh)
-    if num_devices % tensor:
-        raise UserError(
-            f"mesh.tensor={tensor} does not divide rollout.placement.devices={num_devices}: "
-            "set rollout.placement.devices to a multiple of mesh.tensor"
-        )
-    _, free_devices = split_devices(num_devices)
-    return make_mesh(free_devices, {"slots": -1, "tensor": tensor})
-
-
-def make_engine(settings: DecoderSettings, base: BaseModel, mesh_for_decoding: Mesh) -> Engine:
-    """Returns the decoder of this host, without device state."""
-    return new_engine(
-        settings, base.model, mesh_for_decoding, base.stop_tokens, num_decoders(mesh_for_decoding)
-    )
-
-
-def new_engine(
-    settings: DecoderSettings,
-    model: qwen.QwenConfig,
-    mesh_for_decoding: Mesh,
-    stop_ids: tuple[int, ...],
-    number: int,
-) -> Engine:
-    """Returns one of `number` decoders of a run, without device state."""
-    return Engine(
-        model,
-        per_decoder_settings(settings.rollout, number),
-        mesh_for_decoding,
-        stop_ids,
-        settings.compute.dtype,
-        settings.compute.attention,
-        longest_evaluation=settings.longest_evaluation,
-        exact=settings.compute.exact,
-        tracks=recorded_tracks(track_sizes(model, settings.kept, settings.rollout.routing_replay)),
-    )
-
-
-def make_sampler(
-    settings: DecoderSettings,
-    task: config.TaskConfig,
-    base: BaseModel,
-    mesh: Mesh,
-    mesh_for_decoding: Mesh,
-    pool: Pool,
-) -> tuple[Sampler, Callable[[qwen.Params], qwen.Params]]:
-    """Returns a sampler and `publish`, which converts the trainer's weights for the sampler."""
-    engine = make_engine(settings, base, mesh_for_decoding)
+def make_sampler(engine: Engine, base: BaseModel, task: config.TaskConfig, pool: Pool) -> Sampler:
+    """Returns the sampler of this host's decoder."""
     # The chat template determines how the model writes tool calls, unless the task sets a syntax.
     syntax = task.tools.syntax or parsing.syntax_of(base.tokenizer.chat_template)
     task = replace(task, tools=replace(task.tools, syntax=syntax))
-    history = History(
-        settings.rollout.draft, settings.rollout.group_size * settings.rollout.max_turns
-    )
-    hosts = hosts_of(mesh_for_decoding)
+    rollout = engine.settings
+    history = History(rollout.draft, rollout.group_size * rollout.max_turns)
+    hosts = hosts_of(engine.mesh)
     exchange = collectives.Exchange(hosts) if len(hosts) > 1 else None
-    sampler = Sampler(engine, base.tokenizer, pool, task, history, exchange)
-    publish = publisher(
-        base.model,
-        mesh,
-        mesh_for_decoding,
-        settings.compute.dtype,
-        settings.compute.adapter,
-        settings.rollout.weights,
-        weight_layout(base.model, settings.compute, mesh_for_decoding),
-    )
-    return sampler, publish
-
-
-def make_sized_sampler(
-    settings: DecoderSettings,
-    task: config.TaskConfig,
-    base: BaseModel,
-    mesh: Mesh,
-    mesh_for_decoding: Mesh,
-    pool: Pool,
-    with_pages: Callable[[Engine], config.RolloutConfig],
-) -> tuple[Sampler, Callable[[qwen.Params], qwen.Params]]:
-    """Does the same as `make_sampler`, with the KV cache pages that fit into memory.
-
-    with_pages: returns the rollout settings with the number of pages for a decoder.
-    """
-    # This decoder only serves to size the KV cache. It has no device state, so it costs no memory.
-    rollout = with_pages(make_engine(settings, base, mesh_for_decoding))
-    sized = replace(settings, rollout=rollout)
-    return make_sampler(sized, task, base, mesh, mesh_for_decoding, pool)
-
-
-def most_sequences(
-    rollout: config.RolloutConfig,
-    evaluation: config.EvalConfig,
-    is_fine_tuning: bool,
-) -> int:
-    """Returns how many sequences a training run can decode at the same time, over all hosts.
-
-    Suites (eval.suites) have any number of problems, and count as rollout.num_slots.
-    """
-    groups = rollout.num_prompts
-    if rollout.max_staleness:
-        groups = rollout.max_running_groups or (rollout.max_staleness + 1) * rollout.num_prompts
-    sequences = 0 if is_fine_tuning else groups * rollout.group_size
-    if evaluation.suites:
-        sequences = max(sequences, rollout.num_slots or DEFAULT_SLOTS)
-    if is_fine_tuning:
-        return max(sequences, 1)
-    # The two kinds of an evaluation are sampled one after the other, so the larger counts.
-    return max(sequences, evaluation.problems * max(evaluation.samples, evaluation.greedy))
-
-
-def with_needed_slots(
-    rollout: config.RolloutConfig,
-    evaluation: config.EvalConfig,
-    is_fine_tuning: bool = False,
-) -> config.RolloutConfig:
-    """Returns the settings of a training run without slots that no sequence would ever use.
-
-    With rollout.num_slots=0 every sequence has a slot.
-    """
-    most = most_sequences(rollout, evaluation, is_fine_tuning)
-    return replace(rollout, num_slots=min(rollout.num_slots or most, most))
-
-
-def per_decoder_settings(rollout: config.RolloutConfig, number: int) -> config.RolloutConfig:
-    """Returns the share of one of `number` decoders of rollout.num_slots and num_pages.
-
-    A command without a training run has DEFAULT_SLOTS with rollout.num_slots=0.
-    """
-    return replace(
-        rollout,
-        # Rounded up, so that no decoder has 0.
-        num_slots=-(-(rollout.num_slots or DEFAULT_SLOTS) // number),
-        num_pages=-(-rollout.num_pages // number),
-    )
+    return Sampler(engine, base.tokenizer, pool, task, history, exchange)
 
 
 @jax.jit

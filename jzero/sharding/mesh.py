@@ -58,6 +58,9 @@ class Device(Protocol):
     @property
     def platform(self) -> str: ...
 
+    @property
+    def device_kind(self) -> str: ...
+
 
 def configured_mesh(
     settings: MeshConfig,
@@ -167,6 +170,11 @@ def decode_mesh(train: Mesh, process: int | None = None) -> Mesh:
     return make_mesh(devices, {"slots": -1, "tensor": tensor})
 
 
+def with_devices(mesh: Mesh, devices: Sequence[Device]) -> Mesh:
+    """Returns a mesh of the same shape over as many other devices."""
+    return make_mesh(devices, dict(mesh.shape))
+
+
 def hosts_of(mesh: Mesh) -> list[int]:
     """Returns the numbers of the processes that have devices of a mesh, in order."""
     return sorted({device.process_index for device in mesh.devices.flat})
@@ -177,30 +185,43 @@ def num_decoders(mesh_for_decoding: Mesh) -> int:
     return jax.process_count() // len(hosts_of(mesh_for_decoding))
 
 
-def split_devices(decode: int) -> tuple[list[Device], list[Device]]:
-    """Returns the training devices, and this host's devices that decode at the same time.
+def split_devices(
+    decode: int, devices: Sequence[Device], process: int
+) -> tuple[list[Device], list[Device]]:
+    """Returns the training devices, and the devices of a host that decode at the same time.
 
     decode: rollout.placement.devices, the number of decoding devices per host, taken from the end
-    of each host. Raises UserError if a host would have no device left to train.
+    of each host. process: that host. Raises UserError if a host would have no device left to train.
     """
-    devices = sorted(jax.devices(), key=host_and_id)
-    hosts = [
-        [device for device in devices if device.process_index == process]
-        for process in range(jax.process_count())
-    ]
+    hosts: dict[int, list[Device]] = {}
+    for device in sorted(devices, key=host_and_id):
+        hosts.setdefault(device.process_index, []).append(device)
     # Every host gives away the same number of devices, so the smallest host decides.
-    fewest = min(len(host) for host in hosts)
+    fewest = min(map(len, hosts.values()))
     if decode >= fewest:
         raise UserError(
             f"rollout.placement.devices={decode} leaves none of the {fewest} devices of a host to "
             "train"
         )
 
-    training = []
-    for host in hosts:
+    training: list[Device] = []
+    for host in hosts.values():
         training += host[: len(host) - decode]
-    this_host = hosts[jax.process_index()]
+    this_host = hosts[process]
     return training, this_host[len(this_host) - decode :]
+
+
+def mesh_of_decoders(devices: Sequence[Device], tensor: int) -> Mesh:
+    """Returns the mesh of devices that only decode (rollout.placement=apart).
+
+    tensor: of the training mesh. Raises UserError if it does not divide the devices.
+    """
+    if len(devices) % tensor:
+        raise UserError(
+            f"mesh.tensor={tensor} does not divide rollout.placement.devices={len(devices)}: "
+            "set rollout.placement.devices to a multiple of mesh.tensor"
+        )
+    return make_mesh(devices, {"slots": -1, "tensor": tensor})
 
 
 def host_and_id(device: Device) -> tuple[int, int]:

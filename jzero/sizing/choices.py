@@ -49,15 +49,18 @@ from jzero.planning.fitting import (
     attached_devices,
     cpu_bytes,
     fit_run,
-    microbatch_tokens,
-    quantize_base,
     room_for_arrays,
     set_cpu_devices,
-    shorter_responses,
-    train_an_adapter,
     with_remedies,
 )
 from jzero.planning.machines import Machine
+from jzero.planning.remedies import (
+    QUANTIZE_BASE,
+    REMEDIES,
+    SHORTER_RESPONSES,
+    TRAIN_AN_ADAPTER,
+    microbatch_tokens,
+)
 from jzero.planning.sizing import most_tokens
 from jzero.problems.prompts import BOXED, CHAT_FILE, COLUMN, MATH_TEMPLATES, NO_SYSTEM_PROMPT
 from jzero.rewards import rewards
@@ -632,11 +635,12 @@ def _choose_counts(sheet: Sheet, source: str, machine: Machine, is_last: bool) -
 
     needed = machine.shown_bytes(verdict.needed)
     # Methods are tried by the caller. Shorter responses change the task more than they do.
-    excluded = [train_an_adapter, quantize_base]
+    excluded = {TRAIN_AN_ADAPTER, QUANTIZE_BASE}
     if not is_last:
-        excluded.append(shorter_responses)
+        excluded.add(SHORTER_RESPONSES)
+    remedies = [remedy for remedy in REMEDIES if remedy not in excluded]
     room = room_for_arrays(verdict.run, available)
-    changed = with_remedies(sized, devices, room, excluded)
+    changed = with_remedies(sized, devices, room, remedies)
     if changed is None:
         return needed  # the check of the run says what is missing
     # Another mesh, for example, may leave room for larger sizes than those that were reached before

@@ -39,20 +39,20 @@ from types import FrameType
 from typing import NoReturn
 
 import jax
-from jax.sharding import Mesh
 
 import jzero
 from jzero import cli, config, terminal
+from jzero.blueprint import attached_topology
 from jzero.config import drafts
 from jzero.errors import UserError
 from jzero.hosts import broadcast, collectives, peers, processes
 from jzero.hosts.broadcast import Receiver, Sender
-from jzero.model import huggingface, mtp, qwen, tokenizer
+from jzero.model import huggingface, mtp, tokenizer
 from jzero.model.base_model import read_base_model
 from jzero.planning.compiling import cache_directory
 from jzero.planning.fitting import attached_bytes, set_cpu_devices
 from jzero.planning.kv_pool import describe as describe_pool
-from jzero.planning.kv_pool import room_of_decoder, size_pool
+from jzero.planning.kv_pool import room_of_decoder, with_pages
 from jzero.rollout.sampler import make_seed
 from jzero.servers import limits, sockets
 from jzero.servers.connections import BoundedConfig
@@ -60,7 +60,6 @@ from jzero.servers.limits import ConnectionLimits
 from jzero.servers.rules import listens_at_loopback, make_hosts
 from jzero.servers.running import BoundedServer
 from jzero.setup import check_context
-from jzero.sharding.mesh import configured_mesh
 from jzero.sharding.publish import publisher
 from jzero.tinker.devices import ADVICE, Devices
 from jzero.tinker.flags import DEFAULT_CONTEXT, make_parser
@@ -69,11 +68,12 @@ from jzero.tinker.limits import TinkerLimits
 from jzero.tinker.plan import (
     CPU_MICROBATCH_TOKENS,
     Residents,
+    Server,
     choose_sizes,
-    describe,
-    engine_of,
+    describe_server,
     format_plan,
     make_plan,
+    parts_of,
 )
 from jzero.tinker.sampling import Sampling, Snapshots
 from jzero.tinker.service import Served, Service
@@ -160,33 +160,26 @@ def residents_of(options: Options) -> Residents:
     return Residents(options.resident, options.limits.resident_snapshots, options.max_rank)
 
 
-def with_sizes(
-    settings: config.Config, model: qwen.QwenConfig, mesh: Mesh, residents: Residents
-) -> config.Config:
-    """Returns the settings with the KV cache and the microbatches that fit the attached devices.
+def with_sizes(settings: config.Config, server: Server, residents: Residents) -> tuple[Server, int]:
+    """Returns a server with the KV cache that fits the attached devices, and the tokens of a
+    microbatch.
 
     Prints a line about the KV cache.
     """
     # All hosts use the sizes of the host with the least memory.
     known = collectives.gather_json(attached_bytes(settings.memory))
     available = None if None in known else min(filter(None, known))
-    engine = engine_of(settings, model, mesh)
+    engine = server.decoder
     if available is None:
         # A share of the free memory, which leaves room for training.
         room = room_of_decoder(settings.memory, engine, settings.model)
-        rollout = size_pool(settings.rollout, engine, room)
         tokens = settings.train.microbatch_tokens or CPU_MICROBATCH_TOKENS
-        return replace(
-            settings, rollout=rollout, train=replace(settings.train, microbatch_tokens=tokens)
-        )
-    sizes = choose_sizes(settings, describe(settings, model, mesh, residents), residents, available)
+        return with_pages(server, room), tokens
+    sizes = choose_sizes(settings, parts_of(server, residents), residents, available)
     reason = "the plan of the server; python -m jzero.tinker --plan prints it"
     processes.print_once(describe_pool(engine, sizes.num_pages // engine.num_shards, reason))
-    return replace(
-        settings,
-        rollout=replace(settings.rollout, num_pages=sizes.num_pages),
-        train=replace(settings.train, microbatch_tokens=sizes.microbatch_tokens),
-    )
+    rollout = replace(server.sampling.rollout, num_pages=sizes.num_pages)
+    return server.with_rollout(rollout), sizes.microbatch_tokens
 
 
 def check_hosts(settings: config.Config) -> None:
@@ -217,11 +210,13 @@ def make_devices(
     base = read_base_model(settings.model)
     check_context(settings, base)
     assert base.directory is not None, "--model is required"
-    mesh = configured_mesh(settings.mesh, hosts_per_decoder=settings.rollout.hosts_per_decoder)
+    residents = residents_of(options)
+    server = describe_server(settings, base.model, attached_topology(), residents)
+    mesh = server.mesh
     if mesh.shape.get("context", 1) > 1:
         raise UserError("mesh.context is not served here: set it to 1")
-    settings = with_sizes(settings, base.model, mesh, residents_of(options))
-    engine = engine_of(settings, base.model, mesh)
+    server, microbatch_tokens = with_sizes(settings, server, residents)
+    engine = server.decoder
     decoding_mesh = engine.mesh
 
     frozen = load_base(base.directory, base.model, mesh, settings.model)
@@ -236,7 +231,7 @@ def make_devices(
     )
     tenants = Tenants(
         compute=settings.model,
-        microbatch_tokens=settings.train.microbatch_tokens,
+        microbatch_tokens=microbatch_tokens,
         base=base,
         mesh=mesh,
         frozen=frozen,

@@ -18,6 +18,15 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jzero import config, terminal
+from jzero.blueprint import (
+    Blueprint,
+    Models,
+    Spec,
+    Topology,
+    describe,
+    sampling_of,
+    without_training,
+)
 from jzero.config import AdapterConfig
 from jzero.decoder.abstract_calls import abstract_calls, score_calls
 from jzero.decoder.adapter_bank import abstract_bank, can_hold
@@ -29,7 +38,6 @@ from jzero.model import adapters, qwen
 from jzero.planning.arithmetic import adapter_update_bytes, sampling_work_bytes
 from jzero.planning.chips import CHIPS, GIB
 from jzero.planning.compiling import (
-    Device,
     Measurement,
     Program,
     compile_only_devices,
@@ -40,18 +48,11 @@ from jzero.planning.fitting import usable_bytes
 from jzero.planning.models import architecture
 from jzero.planning.planned_run import pages_that_fit, pool_bytes, prefix_bytes
 from jzero.planning.report import program_lines
-from jzero.rollout.sampler import (
-    DecoderSettings,
-    decoder_settings,
-    mesh_of_decoder,
-    new_engine,
-    without_training,
-)
-from jzero.sharding.mesh import configured_mesh, row_shards
+from jzero.sharding.mesh import Device, row_shards
 from jzero.sharding.publish import abstract_decoder_weights, has_decoder_layout
-from jzero.tinker import datums, losses
+from jzero.tinker import datums
 from jzero.tinker.sampling import REQUESTS
-from jzero.tinker.tenants import ALPHA
+from jzero.tinker.tenants import ALPHA, token_learner
 from jzero.training.accumulation import AccumulatingLearner, AdamW, AdapterState, Examples
 from jzero.types import Batch, Params, RowLayout
 
@@ -104,16 +105,40 @@ class Parts:
         return sizes
 
 
-def describe(
-    settings: config.Config, model: qwen.QwenConfig, mesh: Mesh, residents: Residents
-) -> Parts:
-    """Returns the parts of a server with adapters of the largest rank on all their layers."""
-    compute = settings.model
-    adapter = AdapterConfig(
-        rank=residents.max_rank, alpha=ALPHA, targets=tuple(adapters.adaptable(model))
+Server = Blueprint[AccumulatingLearner]
+
+
+def spec_of_server(settings: config.Config, residents: Residents) -> Spec[AccumulatingLearner]:
+    """Returns what a server has on its devices, with adapters of the largest rank on all layers."""
+
+    def learner(models: Models, mesh: Mesh) -> AccumulatingLearner:
+        targets = tuple(adapters.adaptable(models.policy))
+        adapter = AdapterConfig(rank=residents.max_rank, alpha=ALPHA, targets=targets)
+        return token_learner(models.policy, settings.model, adapter, mesh)
+
+    spec = Spec(
+        settings.model,
+        settings.mesh,
+        sampling_of(settings.rollout, settings.algorithm, settings.eval),
+        learner,
+        hosts_per_decoder=settings.rollout.hosts_per_decoder,
     )
-    engine = engine_of(settings, model, mesh)
-    learner = AccumulatingLearner(model, replace(compute, adapter=adapter), mesh, losses.token_loss)
+    return without_training(spec)
+
+
+def describe_server(
+    settings: config.Config, model: qwen.QwenConfig, devices: Topology, residents: Residents
+) -> Server:
+    """Returns the blueprint of a server on some devices."""
+    # Samples end at the stops of their requests, which the host checks: no token ends a slot.
+    models = Models(model, stop_tokens=())
+    return describe(spec_of_server(settings, residents), models, devices)
+
+
+def parts_of(server: Server, residents: Residents) -> Parts:
+    """Returns what a server has on its devices."""
+    learner, engine, model = server.learners, server.decoder, server.models.policy
+    compute, adapter = server.spec.compute, learner.adapter
     base = learner.abstract_base()
     weights = abstract_decoder_weights(model, engine.mesh, compute.dtype, compute.base)
     bank = weights
@@ -121,22 +146,10 @@ def describe(
         bank = abstract_bank(
             model, weights, adapter, residents.snapshots, engine.mesh, engine.dtype, compute.exact
         )
-    shares_base = has_decoder_layout(model, base, mesh)
+    shares_base = has_decoder_layout(model, base, server.mesh)
     return Parts(
         engine, learner, base, weights, bank, learner.abstract_adapter_state(), shares_base
     )
-
-
-def decoder_of(settings: config.Config) -> DecoderSettings:
-    """Returns the settings of the server's decoder, whose samples belong to requests."""
-    decoder = decoder_settings(settings.model, settings.rollout, settings.algorithm, settings.eval)
-    return without_training(decoder)
-
-
-def engine_of(settings: config.Config, model: qwen.QwenConfig, mesh: Mesh) -> Engine:
-    """Returns the decoder of a server, without device state."""
-    # Samples end at the stops of their requests, which the host checks: no token ends a slot.
-    return new_engine(decoder_of(settings), model, mesh_of_decoder(0, mesh), (), 1)
 
 
 # -- sizes that fit --------------------------------------------------------------------------------
@@ -236,15 +249,16 @@ def plan_on(
 ) -> Plan:
     """Returns the plan for some devices. See `make_plan`."""
     model = architecture(settings.model.path)
-    mesh = configured_mesh(settings.mesh, devices)
     kind, platform = devices[0].device_kind, devices[0].platform
     available = usable_bytes(kind, platform)
     if available is None:
         raise UserError(f"the memory of {kind} is not known: plan for {', '.join(CHIPS)}")
-    parts = describe(settings, model, mesh, residents)
-    sizes = choose_sizes(settings, parts, residents, available)
-    sized = replace(settings, rollout=replace(settings.rollout, num_pages=sizes.num_pages))
-    parts = describe(sized, model, mesh, residents)
+    server = describe_server(
+        settings, model, Topology(devices, devices[0].process_index), residents
+    )
+    sizes = choose_sizes(settings, parts_of(server, residents), residents, available)
+    server = server.with_rollout(replace(settings.rollout, num_pages=sizes.num_pages))
+    parts, mesh = parts_of(server, residents), server.mesh
 
     examples = abstract_examples(parts, sizes)
     programs = server_programs(parts, examples)

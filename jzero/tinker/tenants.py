@@ -90,6 +90,13 @@ class FwdBwdResult:
     loss: float
 
 
+def token_learner(
+    model: qwen.QwenConfig, compute: ModelConfig, adapter: AdapterConfig, mesh: Mesh
+) -> AccumulatingLearner:
+    """Returns the programs that train an adapter with the losses of the Tinker API."""
+    return AccumulatingLearner(model, replace(compute, adapter=adapter), mesh, losses.token_loss)
+
+
 @dataclass(eq=False)
 class Tenants:
     """All tenants, and the programs that train them."""
@@ -131,9 +138,8 @@ class Tenants:
     def learner(self, shape: Shape) -> AccumulatingLearner:
         """Returns the programs of a shape."""
         if shape not in self.learners:
-            compute = replace(self.compute, adapter=shape.settings)
-            self.learners[shape] = AccumulatingLearner(
-                self.base.model, compute, self.mesh, losses.token_loss
+            self.learners[shape] = token_learner(
+                self.base.model, self.compute, shape.settings, self.mesh
             )
         return self.learners[shape]
 

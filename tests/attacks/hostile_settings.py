@@ -266,9 +266,7 @@ def start_run(flags: Sequence[str], workdir: Path) -> "config.Config":
     from jzero.distillation.build import check_teacher, teacher_settings
     from jzero.loops import sft
     from jzero.loops.rl import prepare
-    from jzero.model.base_model import read_base_model
     from jzero.setup import build, evaluation_problems
-    from jzero.sharding.mesh import configured_mesh
     from jzero.workers.pool import Pool
 
     settings = main.parse([*flags, f"--workdir={workdir}"]).settings
@@ -276,8 +274,7 @@ def start_run(flags: Sequence[str], workdir: Path) -> "config.Config":
         if settings.sft is not None:
             settings, _ = sft.prepare(settings, workdir)
             sft.read_data(settings)
-            base = read_base_model(settings.model)
-            sft.make_trainer(settings, base, configured_mesh(settings.mesh))
+            sft.set_up(settings)
             return settings
         settings, _ = prepare(settings, workdir)
         with Pool(0) as pool:

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import subprocess
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from runs import ROOT
 from tiny import TOPOLOGY, needs_libtpu, small_settings
 
 from jzero import plan
@@ -58,7 +60,7 @@ def test_a_run_compiles_for_a_slice_that_is_not_there(report) -> None:
 
 def test_a_report_is_json(report) -> None:
     values = json.loads(json.dumps(report.as_json()))
-    assert set(values) == {field.name for field in fields(Report)} - {"search"}
+    assert set(values) == {field.name for field in fields(Report)}
     for program in values["programs"].values():
         assert set(program) == {
             "compile_s",
@@ -220,3 +222,26 @@ def test_only_gradients_cross_slices(cache, topology: str) -> None:
     assert update.repeated_slice_bytes == 0
     publish = measure(run.programs["publish"], topology, cache)
     assert publish.slice_bytes == publish.repeated_slice_bytes == 0
+
+
+def test_the_plan_of_this_machine_has_the_sizes_of_the_run(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    """A run chooses its sizes itself, and the plan of the attached devices chooses the same."""
+    flags = ["--config", "configs/countdown.py:tiny", "--config.train.microbatch_tokens=0"]
+    flags += ["--config.rollout.num_slots=0", "--config.warm_start=none"]
+    flags += ["--config.eval.problems=4"]
+    run = ["-m", "jzero.main", *flags, "--config.train.steps=1", "--config.eval.every=0"]
+    commands = [
+        ["-m", "jzero.plan", "--machine=here", *flags],
+        [*run, f"--workdir={tmp_path / 'run'}"],
+    ]
+    lines = []
+    for command in commands:
+        done = subprocess.run(
+            [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        lines.append(re.findall(r"^sizes: .*|^KV cache: [^(\n]*", done.stdout, re.MULTILINE))
+    assert len(lines[0]) == 2
+    assert lines[0] == lines[1]

@@ -25,8 +25,9 @@ from test_engine import (
     seed_on,
     text_of,
 )
-from tiny import decoder_of, tiny_settings
+from tiny import spec_of, tiny_settings
 
+from jzero.blueprint import without_training
 from jzero.config import RolloutConfig
 from jzero.config.drafts import History
 from jzero.decoder import rings
@@ -41,7 +42,6 @@ from jzero.model.architecture import ATTENTION, SLIDING
 from jzero.model.known_models import GEMMA3_MODELS, GEMMA3_TEXT_MODELS
 from jzero.planning import kv_pool
 from jzero.planning.planned_run import pages_that_fit, pool_bytes
-from jzero.rollout.sampler import without_training
 from jzero.sharding.mesh import make_mesh, param_shardings
 
 WINDOW = 16
@@ -122,10 +122,13 @@ def test_a_decoder_with_rings_caches_no_prefixes() -> None:
     assert make("qwen2", **LONG).caches_prefixes(evaluation)
     assert with_all_pages().caches_prefixes(evaluation)
 
-    decoder = decoder_of(tiny_settings())
-    assert without_training(decoder).rollout.prefix_cache == "on"
-    off = replace(decoder, rollout=replace(decoder.rollout, prefix_cache="off"))
-    assert without_training(off) is off
+    spec = spec_of(tiny_settings())
+    sampling = without_training(spec).sampling
+    assert sampling and sampling.rollout.prefix_cache == "on"
+    assert spec.sampling
+    off = replace(spec.sampling.rollout, prefix_cache="off")
+    without_cache = replace(spec, sampling=replace(spec.sampling, rollout=off))
+    assert without_training(without_cache) is without_cache
 
 
 # -- the same tokens -------------------------------------------------------------------------------

@@ -14,17 +14,20 @@ from jzero.config import Config
 from jzero.errors import UserError
 from jzero.planning.chips import CHIPS, GIB, DescribedDevice, described_devices
 from jzero.planning.fitting import (
-    REMEDIES,
     check_memory,
     fit,
     largest_that_fits,
-    offload_optimizer,
     require_fit,
-    split_rows,
-    train_an_adapter,
     usable_bytes,
 )
 from jzero.planning.largest import smallest_batch
+from jzero.planning.remedies import (
+    OFFLOAD_OPTIMIZER,
+    REMEDIES,
+    TRAIN_AN_ADAPTER,
+    offload_optimizer,
+    split_rows,
+)
 
 V5E = float(CHIPS["TPU v5 lite"].hbm_bytes)
 
@@ -173,9 +176,8 @@ def test_where_the_decoder_does_not_fit_beside_the_moments_they_wait_on_the_host
     assert there.phases["update"] == offloaded.phases["update"]
     assert offload_optimizer(offloaded_settings, offloaded.run) is None
     # It is among the advice, before what changes the run's numbers.
-    for phase in ("publish", "rollout", "score"):
-        remedies = REMEDIES[phase]
-        assert remedies.index(offload_optimizer) < remedies.index(train_an_adapter)
+    assert OFFLOAD_OPTIMIZER.phases == ("publish", "rollout", "score")
+    assert REMEDIES.index(OFFLOAD_OPTIMIZER) < REMEDIES.index(TRAIN_AN_ADAPTER)
 
 
 def test_what_fits_is_not_refused() -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 import jax
 import pytest
 import reference
-from tiny import decoder_of
+from tiny import blueprint_on
 
 from jzero import setup
+from jzero.blueprint import Blueprint
 from jzero.config import Config, RolloutConfig
 from jzero.decoder.engine import Engine
 from jzero.errors import UserError
@@ -17,9 +18,8 @@ from jzero.planning import fitting, host_memory, kv_pool
 from jzero.planning.chips import GIB, described_devices
 from jzero.planning.fitting import fitting_pages
 from jzero.planning.planned_run import kv_bytes_per_token
-from jzero.rollout.sampler import make_engine
 from jzero.run import kv_pool as record
-from jzero.sharding.mesh import make_mesh
+from jzero.sharding.mesh import train_mesh
 from jzero.workers.pool import Pool
 
 
@@ -30,8 +30,12 @@ def settings_of(**rollout: object) -> Config:
 
 
 def engine_of(settings: Config, shards: int = 1) -> Engine:
-    mesh = make_mesh(jax.devices()[:shards], {"slots": shards, "tensor": 1})
-    return make_engine(decoder_of(settings), read_base_model(settings.model), mesh)
+    return blueprint_of(settings, shards).decoder
+
+
+def blueprint_of(settings: Config, shards: int = 1) -> Blueprint[None]:
+    mesh = train_mesh(shards, 1, 1, jax.devices()[:shards])
+    return blueprint_on(settings, read_base_model(settings.model), mesh)
 
 
 def sized_in_run(settings: Config, engine: Engine) -> RolloutConfig:
@@ -158,7 +162,7 @@ def test_a_run_keeps_the_pages_that_it_began_with(monkeypatch, tmp_path: Path, c
 
 def test_without_preemption_every_slot_has_its_pages() -> None:
     settings = settings_of()
-    assert kv_pool.with_full_pool(settings.rollout, engine_of(settings, 2)).num_pages == 40
+    assert kv_pool.with_full_pool(blueprint_of(settings, 2)).sampling.rollout.num_pages == 40
 
 
 def test_on_an_accelerator_the_cache_takes_what_the_plan_leaves() -> None:

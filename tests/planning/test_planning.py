@@ -19,11 +19,10 @@ from jzero.model.base_model import read_base_model
 from jzero.planning import chips
 from jzero.planning.arithmetic import bytes_of_phases, totals
 from jzero.planning.chips import smaller_slice
-from jzero.planning.compiling import Measurement, Program, compile_only_devices, measure
+from jzero.planning.compiling import compile_only_devices, measure
 from jzero.planning.models import architecture
 from jzero.planning.planned_run import build, kv_bytes_per_token
 from jzero.planning.roofline import roofline, update_by_layout
-from jzero.planning.search import search
 from jzero.sharding.mesh import train_mesh
 from jzero.training.examples import Example
 from jzero.training.step import make_minibatches, score_and_credit
@@ -240,31 +239,6 @@ def test_a_host_that_is_a_slice_decodes_alone() -> None:
     run = build(settings, compile_only_devices("2xv5e:2x4"))
     assert (run.num_hosts, run.engine.mesh.size, run.mesh.size) == (2, 8, 16)
     assert run.mesh.shape["slices"] == 2
-
-
-@pytest.mark.parametrize("num_rows", [0, 5])
-def test_search_finds_the_largest_that_fits(num_rows, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most `num_rows` rows on each of 8 devices fit. Pages for every slot take little."""
-    monkeypatch.setitem(chips.CHIPS, "cpu", chips.CHIPS["TPU v5 lite"])
-    tries = []
-
-    def measure_by_rows(program: Program) -> Measurement:
-        tries.append(program)
-        batches = program[1][1]
-        # The second argument of the update is its batches, that of decoding its state.
-        is_update = isinstance(batches, tuple) and isinstance(batches[0], Batch)
-        rows = batches[0].tokens.shape[1] if is_update else 0
-        peak_bytes = 2**60 if rows > 8 * num_rows else 0
-        return Measurement(argument_bytes=0, temp_bytes=0, peak_bytes=peak_bytes, compile_s=0)
-
-    settings = small_settings(num_prompts=256, kv_dtype="float32")
-    largest = search(settings, build(settings, jax.devices()), measure_by_rows)
-
-    assert largest == {
-        "train.microbatch_tokens": num_rows * 8 * ROW_TOKENS,
-        "rollout.num_pages": settings.rollout.num_slots,
-    }
-    assert len(tries) < 12
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from configs import countdown
+from jzero.blueprint import most_sequences, with_needed_slots
 from jzero.config import Config, RolloutConfig
 from jzero.planning import sizing
 from jzero.planning.chips import CHIPS, described_devices
 from jzero.planning.fitting import fit
-from jzero.rollout.sampler import most_sequences, with_needed_slots
 from jzero.sharding.mesh import make_mesh
 from jzero.training.trainer import row_shapes
 

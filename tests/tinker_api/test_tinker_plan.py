@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from runs import ROOT
 
+from jzero.blueprint import Topology
 from jzero.config import AdapterConfig, Config
 from jzero.errors import UserError
 from jzero.model import adapters
@@ -14,7 +15,6 @@ from jzero.planning import chips
 from jzero.planning.arithmetic import adapter_update_bytes
 from jzero.planning.models import architecture
 from jzero.planning.planned_run import kv_bytes_per_token
-from jzero.sharding.mesh import configured_mesh
 from jzero.tinker import __main__ as command
 from jzero.tinker import plan
 from jzero.tinker.plan import Parts, Residents
@@ -33,8 +33,9 @@ def described(model: str, topology: str, *flags: str) -> tuple[Config, Parts, Re
     """Returns the parts on devices that are only described, and the bytes of a device."""
     settings, residents = read(model, *SIZES, *flags)
     devices = chips.described_devices(topology)
-    mesh = configured_mesh(settings.mesh, devices)
-    parts = plan.describe(settings, architecture(model), mesh, residents)
+    topology = Topology(devices, 0)
+    server = plan.describe_server(settings, architecture(model), topology, residents)
+    parts = plan.parts_of(server, residents)
     available = plan.usable_bytes(devices[0].device_kind, devices[0].platform)
     assert available is not None
     return settings, parts, residents, available

@@ -1,0 +1,328 @@
+"""What a run, a command or a server has on its devices, before any weight is read.
+
+    blueprint = describe(spec, models, topology)
+
+A `Spec` says what has to fit: the model's settings, the mesh, the sampling, and what trains.
+`describe` makes the meshes, one decoder and the learners of it. Their arrays are abstract: nothing
+is compiled, no weight is read, and the devices need not be attached. The planner computes the
+memory of a blueprint, and chooses sizes with which it fits; `jzero.service` loads weights into it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Generic, NamedTuple, TypeVar
+
+import jax
+from jax.sharding import Mesh
+
+from jzero import config
+from jzero.algorithms import Algorithm
+from jzero.config import Config, EvalConfig, MeshConfig, ModelConfig, RolloutConfig
+from jzero.decoder.engine import Engine
+from jzero.decoder.program_settings import repeats_heads
+from jzero.errors import UserError
+from jzero.model import qwen
+from jzero.model.architecture import track_sizes
+from jzero.model.base_model import BaseModel
+from jzero.sharding.mesh import (
+    Device,
+    configured_mesh,
+    decode_mesh,
+    hosts_of,
+    mesh_of_decoders,
+    split_devices,
+    with_devices,
+)
+from jzero.sharding.publish import publisher
+from jzero.sharding.side_by_side import weight_layout
+from jzero.tokens import recorded_tracks
+from jzero.training.supervised import SupervisedTrainer
+from jzero.training.trainer import Trainer, make_trainer
+
+# What trains: a Trainer, a SupervisedTrainer, a learner that accumulates gradients; None: nothing.
+Trains = TypeVar("Trains", covariant=True)
+
+DEFAULT_SLOTS = 256  # with rollout.num_slots=0, where any number of sequences may come
+
+
+class Models(NamedTuple):
+    """The architectures of a blueprint."""
+
+    policy: qwen.QwenConfig
+    critic: qwen.QwenConfig | None = None
+    # Tokens that end a slot of the decoder. A plan needs only their number: it shapes the program.
+    stop_tokens: tuple[int, ...] = (0, 1)
+
+
+def models_of(base: BaseModel, critic: qwen.QwenConfig | None = None) -> Models:
+    """Returns the architectures of a model that has been found."""
+    return Models(base.model, critic, base.stop_tokens)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What a decoder has to hold: its lengths, its slots, its pages and what it records."""
+
+    rollout: RolloutConfig
+    longest_evaluation: int  # tokens of the longest episode of an evaluation
+    kept: int  # recorded tokens that the sampler's filters keep; 0: not recorded
+
+
+@dataclass(frozen=True)
+class Spec(Generic[Trains]):
+    """What a run, a command or a server has to have on its devices."""
+
+    compute: ModelConfig
+    mesh: MeshConfig
+    sampling: Sampling | None  # None: nothing is sampled
+    learners: Callable[[Models, Mesh], Trains]  # makes what trains; compiles nothing
+    decode_devices: int = 0  # of each host, which only decode (rollout.placement=apart)
+    hosts_per_decoder: int = 1
+
+
+def _same_devices(devices: Sequence[Device]) -> Sequence[Device]:
+    return devices
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Devices of all hosts, attached or described."""
+
+    devices: Sequence[Device]
+    process: int  # the host whose decoder is described
+    # Returns the devices of one of several decoders. A planner compiles it on a smaller slice.
+    place_decoder: Callable[[Sequence[Device]], Sequence[Device]] = _same_devices
+
+
+def attached_topology() -> Topology:
+    """Returns the attached devices of all hosts. Starts JAX's backend."""
+    return Topology(jax.devices(), jax.process_index())
+
+
+@dataclass(frozen=True)
+class Blueprint(Generic[Trains]):
+    """The meshes, the decoder and the learners of a spec on some devices, without any array."""
+
+    spec: Spec[Trains]
+    models: Models
+    mesh: Mesh  # of training, and of weights as they are loaded
+    decoder_mesh: Mesh
+    num_decoders: int
+    engine: Engine | None  # of one decoder; None if nothing is sampled
+    learners: Trains
+
+    @property
+    def decoder(self) -> Engine:
+        """The decoder of a blueprint that samples."""
+        assert self.engine is not None, "the blueprint samples nothing"
+        return self.engine
+
+    @property
+    def sampling(self) -> Sampling:
+        """What the decoder has to hold."""
+        assert self.spec.sampling is not None, "the blueprint samples nothing"
+        return self.spec.sampling
+
+    def with_rollout(self, rollout: RolloutConfig) -> "Blueprint[Trains]":
+        """Returns the blueprint with a decoder of other sizes."""
+        sampling = replace(self.sampling, rollout=rollout)
+        spec = replace(self.spec, sampling=sampling)
+        engine = _make_engine(spec, sampling, self.models, self.decoder_mesh, self.num_decoders)
+        return replace(self, spec=spec, engine=engine)
+
+    def publisher(self) -> Callable[[qwen.Params], qwen.Params]:
+        """Returns the function that converts the trainer's weights for the decoder."""
+        compute, model = self.spec.compute, self.models.policy
+        return publisher(
+            model,
+            self.mesh,
+            self.decoder_mesh,
+            compute.dtype,
+            compute.adapter,
+            self.sampling.rollout.weights,
+            weight_layout(model, compute, self.decoder_mesh),
+        )
+
+
+def describe(spec: Spec[Trains], models: Models, topology: Topology) -> Blueprint[Trains]:
+    """Returns the blueprint of a spec on some devices. Reads and compiles nothing.
+
+    Raises UserError if the mesh does not fit the devices or the model, or if a setting needs what
+    the model does not have.
+    """
+    training, decoding = split_devices(spec.decode_devices, topology.devices, topology.process)
+    mesh = configured_mesh(spec.mesh, training, spec.hosts_per_decoder)
+    for model in filter(None, (models.policy, models.critic)):
+        check_tensor_axis(mesh, model)
+    if spec.decode_devices:
+        decoder_mesh = mesh_of_decoders(decoding, mesh.shape["tensor"])
+    else:
+        decoder_mesh = decode_mesh(mesh, topology.process)
+    num_hosts = len({device.process_index for device in topology.devices})
+    num_decoders = num_hosts // len(hosts_of(decoder_mesh))
+    if num_decoders > 1:
+        places = topology.place_decoder(list(decoder_mesh.devices.flat))
+        decoder_mesh = with_devices(decoder_mesh, places)
+    engine = None
+    if spec.sampling is not None:
+        engine = _make_engine(spec, spec.sampling, models, decoder_mesh, num_decoders)
+    learners = spec.learners(models, mesh)
+    return Blueprint(spec, models, mesh, decoder_mesh, num_decoders, engine, learners)
+
+
+def check_tensor_axis(mesh: Mesh, model: qwen.QwenConfig) -> None:
+    """Raises UserError if the tensor axis of the mesh cannot split the heads of a model."""
+    tensor, heads = mesh.shape["tensor"], model.num_key_value_heads
+    if heads % tensor and not repeats_heads(model, tensor):
+        raise UserError(
+            f"mesh.tensor={tensor} does not divide the model's {heads} key-value heads; "
+            "set it to one of their divisors, or to a multiple of them that divides its "
+            f"{model.num_attention_heads} query heads"
+        )
+
+
+def _make_engine(
+    spec: Spec[object], sampling: Sampling, models: Models, mesh: Mesh, number: int
+) -> Engine:
+    """Returns one of `number` decoders, without device state."""
+    compute, rollout = spec.compute, sampling.rollout
+    return Engine(
+        models.policy,
+        per_decoder_settings(rollout, number),
+        mesh,
+        models.stop_tokens,
+        compute.dtype,
+        compute.attention,
+        longest_evaluation=sampling.longest_evaluation,
+        exact=compute.exact,
+        tracks=recorded_tracks(track_sizes(models.policy, sampling.kept, rollout.routing_replay)),
+    )
+
+
+def per_decoder_settings(rollout: RolloutConfig, number: int) -> RolloutConfig:
+    """Returns the share of one of `number` decoders of rollout.num_slots and num_pages.
+
+    A command without a training run has DEFAULT_SLOTS with rollout.num_slots=0.
+    """
+    return replace(
+        rollout,
+        # Rounded up, so that no decoder has 0.
+        num_slots=-(-(rollout.num_slots or DEFAULT_SLOTS) // number),
+        num_pages=-(-rollout.num_pages // number),
+    )
+
+
+# -- specs of a config -----------------------------------------------------------------------------
+
+
+def spec_of_run(settings: Config) -> Spec[Trainer | SupervisedTrainer]:
+    """Returns what a training run has on its devices: of RL, or of supervised fine-tuning.
+
+    Fine-tuning samples only if it evaluates suites (eval.suites).
+    """
+    rollout = with_needed_slots(settings.rollout, settings.eval, settings.sft is not None)
+    sampling = None
+    if settings.sft is None or settings.eval.suites:
+        sampling = sampling_of(rollout, settings.algorithm, settings.eval)
+    learners = _rl_learners if settings.sft is None else _fine_tuning_learners
+    return Spec(
+        settings.model,
+        settings.mesh,
+        sampling,
+        partial(learners, settings),
+        settings.rollout.decode_devices,
+        settings.rollout.hosts_per_decoder,
+    )
+
+
+def _rl_learners(settings: Config, models: Models, mesh: Mesh) -> Trainer:
+    return make_trainer(settings, models.policy, models.critic, mesh)
+
+
+def _fine_tuning_learners(settings: Config, models: Models, mesh: Mesh) -> SupervisedTrainer:
+    assert settings.sft is not None, "the run has no fine-tuning"
+    return SupervisedTrainer(
+        models.policy,
+        mesh,
+        settings.model,
+        settings.optimizer,
+        settings.train,
+        settings.sft.pack_length,
+        settings.sft.batch_size,
+        settings.rollout.draft,
+    )
+
+
+def spec_of_decoder(
+    compute: ModelConfig,
+    mesh: MeshConfig,
+    rollout: RolloutConfig,
+    algorithm: Algorithm,
+    evaluation: EvalConfig,
+) -> Spec[None]:
+    """Returns what a program that only samples has on its devices."""
+    return Spec(
+        compute,
+        mesh,
+        sampling_of(rollout, algorithm, evaluation),
+        no_learners,
+        rollout.decode_devices,
+        rollout.hosts_per_decoder,
+    )
+
+
+def no_learners(models: Models, mesh: Mesh) -> None:
+    """Makes what trains, for a spec that trains nothing."""
+
+
+def sampling_of(rollout: RolloutConfig, algorithm: Algorithm, evaluation: EvalConfig) -> Sampling:
+    """Returns what the decoder of a run has to hold, from the sections that it depends on."""
+    longest = evaluation.longest_episode(rollout)
+    return Sampling(rollout, longest, config.num_kept(algorithm, rollout))
+
+
+def without_training(spec: Spec[Trains]) -> Spec[Trains]:
+    """Returns the spec of a program whose samples are not trained on: prefix_cache=auto is on.
+
+    Layers with a sliding window keep all tokens then, because a cached prefix needs them.
+    """
+    sampling = spec.sampling
+    if sampling is None or sampling.rollout.prefix_cache != "auto":
+        return spec
+    rollout = replace(sampling.rollout, prefix_cache="on")
+    return replace(spec, sampling=replace(sampling, rollout=rollout))
+
+
+def most_sequences(
+    rollout: RolloutConfig,
+    evaluation: EvalConfig,
+    is_fine_tuning: bool,
+) -> int:
+    """Returns how many sequences a training run can decode at the same time, over all hosts.
+
+    Suites (eval.suites) have any number of problems, and count as rollout.num_slots.
+    """
+    groups = rollout.num_prompts
+    if rollout.max_staleness:
+        groups = rollout.max_running_groups or (rollout.max_staleness + 1) * rollout.num_prompts
+    sequences = 0 if is_fine_tuning else groups * rollout.group_size
+    if evaluation.suites:
+        sequences = max(sequences, rollout.num_slots or DEFAULT_SLOTS)
+    if is_fine_tuning:
+        return max(sequences, 1)
+    # The two kinds of an evaluation are sampled one after the other, so the larger counts.
+    return max(sequences, evaluation.problems * max(evaluation.samples, evaluation.greedy))
+
+
+def with_needed_slots(
+    rollout: RolloutConfig,
+    evaluation: EvalConfig,
+    is_fine_tuning: bool = False,
+) -> RolloutConfig:
+    """Returns the settings of a training run without slots that no sequence would ever use.
+
+    With rollout.num_slots=0 every sequence has a slot.
+    """
+    most = most_sequences(rollout, evaluation, is_fine_tuning)
+    return replace(rollout, num_slots=min(rollout.num_slots or most, most))

@@ -1,0 +1,1 @@
+"""Loads models: a blueprint with pages that fit, and weights in it."""
