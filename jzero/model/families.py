@@ -27,18 +27,6 @@ from jzero.model import expert_entries, gemma, hybrid, hybrid_config
 from jzero.model.architecture import QwenConfig
 from jzero.model.arithmetic import Arithmetic
 from jzero.model.experts import ExpertLayer
-from jzero.model.known_models import (
-    GEMMA2_MODELS,
-    GEMMA3_MODELS,
-    GEMMA3_TEXT_MODELS,
-    LLAMA_MODELS,
-    QWEN2_MODELS,
-    QWEN3_5_MODELS,
-    QWEN3_5_MOE_MODELS,
-    QWEN3_MODELS,
-    QWEN3_MOE_MODELS,
-    KnownModels,
-)
 from jzero.model.layers import (
     ONES,
     ZEROS,
@@ -145,7 +133,6 @@ class Family:
     window        returns the largest number of tokens that a layer attends to according to
                   config.json, or None. `layer` attends to all tokens, so longer sequences are
                   refused.
-    known_models  the sizes that can be planned without a download.
     stack         the layers of a family that mixes several kinds of layers; `layer` is None then.
     norm          the norm after the last layer: arithmetic, x [N, E], weight [E], eps -> [N, E].
     norm_initializer  the initializer of that norm's weight.
@@ -170,7 +157,6 @@ class Family:
     defaults: HuggingFaceConfig = field(default_factory=dict)
     written: HuggingFaceConfig = field(default_factory=dict)
     window: Callable[[HuggingFaceConfig], int | None] = no_limit
-    known_models: KnownModels = field(default_factory=dict)
     stack: Stack | None = None
     norm: Callable[[Arithmetic, jax.Array, jax.Array, float], jax.Array] = plain_norm
     norm_initializer: Initializer = ONES
@@ -386,7 +372,6 @@ FAMILIES: dict[str, Family] = {
         tensors=DENSE_TENSORS,
         refusals=dense_refusals,
         written={"use_sliding_window": False},
-        known_models=QWEN2_MODELS,
         is_exact=True,
     ),
     "qwen3": Family(  # the dense models of Qwen3
@@ -395,7 +380,6 @@ FAMILIES: dict[str, Family] = {
         tensors=DENSE_TENSORS,
         refusals=qwen3_refusals,
         written={"use_sliding_window": False},
-        known_models=QWEN3_MODELS,
         is_exact=True,
     ),
     "qwen3_moe": Family(  # the MoE models of Qwen3, such as Qwen3-30B-A3B
@@ -406,7 +390,6 @@ FAMILIES: dict[str, Family] = {
         defaults=expert_entries.DEFAULTS,
         # Every layer has experts, and none a dense MLP.
         written={"use_sliding_window": False, "mlp_only_layers": [], "decoder_sparse_step": 1},
-        known_models=QWEN3_MOE_MODELS,
         has_experts=True,
         other_tensors=FUSED_EXPERTS,
         is_exact=True,
@@ -417,7 +400,6 @@ FAMILIES: dict[str, Family] = {
         tensors=DENSE_TENSORS,
         refusals=llama_refusals,
         defaults={"num_key_value_heads": None},  # as many as query heads
-        known_models=LLAMA_MODELS,
         is_exact=True,
     ),
     "mistral": Family(
@@ -461,25 +443,22 @@ FAMILIES["qwen3_5_moe_text"] = replace(
 )
 
 
-def with_vision(family: Family, architecture: str, known_models: KnownModels) -> Family:
+def with_vision(family: Family, architecture: str) -> Family:
     """Returns the family of the same models with a vision tower, the form that the hub has."""
     return replace(
         family,
         architecture=architecture,
         tensors=below_language_model(family.tensors),
         other_tensors=below_language_model(family.other_tensors),
-        known_models=known_models,
         flat=hybrid_config.flat,
         nested=hybrid_config.nested,
         skipped=(MTP_PREFIX, "model.visual."),
     )
 
 
-FAMILIES["qwen3_5"] = with_vision(
-    FAMILIES["qwen3_5_text"], "Qwen3_5ForConditionalGeneration", QWEN3_5_MODELS
-)
+FAMILIES["qwen3_5"] = with_vision(FAMILIES["qwen3_5_text"], "Qwen3_5ForConditionalGeneration")
 FAMILIES["qwen3_5_moe"] = with_vision(
-    FAMILIES["qwen3_5_moe_text"], "Qwen3_5MoeForConditionalGeneration", QWEN3_5_MOE_MODELS
+    FAMILIES["qwen3_5_moe_text"], "Qwen3_5MoeForConditionalGeneration"
 )
 
 
@@ -493,7 +472,6 @@ FAMILIES["gemma2"] = Family(  # 2B, 9B and 27B
     norm_initializer=ZEROS,
     scales_embedding=True,
     is_exact=True,
-    known_models=GEMMA2_MODELS,
     extra_fields=gemma.gemma2_fields,
     extra_entries=gemma.gemma2_entries,
 )
@@ -502,7 +480,6 @@ FAMILIES["gemma3_text"] = replace(  # the text models of Gemma 3: 270M and 1B
     architecture="Gemma3ForCausalLM",
     layer=partial(gemma.GemmaLayer, query_key_norm=True),
     defaults=gemma.GEMMA3_DEFAULTS,
-    known_models=GEMMA3_TEXT_MODELS,
     extra_fields=gemma.gemma3_fields,
     extra_entries=gemma.gemma3_entries,
     flat=gemma.flat,
@@ -511,7 +488,6 @@ FAMILIES["gemma3"] = replace(  # with a vision tower: 4B, 12B and 27B
     FAMILIES["gemma3_text"],
     architecture="Gemma3ForConditionalGeneration",
     tensors=below_language_model(GEMMA_TENSORS, "language_model.model."),
-    known_models=GEMMA3_MODELS,
     nested=hybrid_config.nested,
     skipped=("vision_tower.", "multi_modal_projector."),
 )

@@ -1,18 +1,30 @@
-"""The architectures of models that can be planned without a download."""
+"""The architectures of models that can be planned without a download.
+
+known_models.json has the entries of each model's config.json that are not the default of its
+family, by hub id, one family after the other.
+"""
 
 from pathlib import Path
 
 from jzero.errors import UserError
-from jzero.files import split_revision
+from jzero.files import parse_json, read_text, split_revision
+from jzero.json_values import as_object
 from jzero.model import huggingface
-from jzero.model.families import FAMILIES
 from jzero.model.hub import public_name
 from jzero.model.qwen import QwenConfig
 
-# Keyed by hub id, one family after the other.
-KNOWN_MODELS = {
-    hub_id: model for family in FAMILIES.values() for hub_id, model in family.known_models.items()
-}
+_FILE = Path(__file__).with_name("known_models.json")
+
+
+def read_known_models() -> dict[str, QwenConfig]:
+    """Returns the architectures of known_models.json, by hub id."""
+    return {
+        hub_id: huggingface.parse_config(as_object(entries), hub_id)
+        for hub_id, entries in as_object(parse_json(read_text(_FILE), _FILE)).items()
+    }
+
+
+KNOWN_MODELS = read_known_models()
 
 
 def short_names() -> list[str]:

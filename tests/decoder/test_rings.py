@@ -39,8 +39,8 @@ from jzero.decoder.scoring import Scoring, score_all
 from jzero.decoder.sequence import Groups, make_groups
 from jzero.model import qwen
 from jzero.model.architecture import ATTENTION, SLIDING
-from jzero.model.known_models import GEMMA3_MODELS, GEMMA3_TEXT_MODELS
 from jzero.planning import kv_pool
+from jzero.planning.models import KNOWN_MODELS
 from jzero.planning.planned_run import pages_that_fit, pool_bytes
 from jzero.sharding.mesh import make_mesh, param_shardings
 
@@ -346,7 +346,7 @@ def test_the_pool_is_counted_by_kind_of_layer(capsys: pytest.CaptureFixture[str]
 )
 def test_gemma_keeps_a_fraction(name: str, before: float, after: float) -> None:
     """In MiB of a sequence of 4,096 tokens."""
-    models = GEMMA3_TEXT_MODELS | GEMMA3_MODELS
+    models = {n: m for n, m in KNOWN_MODELS.items() if n.startswith("google/gemma-3")}
     mesh = make_mesh(jax.devices()[:1], {"slots": 1, "tensor": 1})
 
     def mib_of_sequence(prefix_cache: str) -> float:

@@ -23,9 +23,9 @@ from jzero.config import AdapterConfig
 from jzero.errors import UserError
 from jzero.model import adapters, huggingface, peft, qwen
 from jzero.model.architecture import ATTENTION, NO_WINDOW, SLIDING
-from jzero.model.known_models import GEMMA2_MODELS, GEMMA3_MODELS, GEMMA3_TEXT_MODELS
 from jzero.model.layers import window_in_rows
 from jzero.model.rope import LinearScaling, Llama3Scaling, YarnScaling
+from jzero.planning.models import KNOWN_MODELS
 from jzero.sharding.mesh import make_mesh
 from jzero.types import RowLayout
 
@@ -357,9 +357,9 @@ def test_a_backend_without_windows_or_soft_caps_is_refused(
 # -- config.json -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [*GEMMA2_MODELS, *GEMMA3_TEXT_MODELS, *GEMMA3_MODELS])
+@pytest.mark.parametrize("name", [n for n in KNOWN_MODELS if n.startswith("google/")])
 def test_config_round_trips(name: str) -> None:
-    model = {**GEMMA2_MODELS, **GEMMA3_TEXT_MODELS, **GEMMA3_MODELS}[name]
+    model = KNOWN_MODELS[name]
 
     written = json.loads(json.dumps(huggingface.config_json(model, "bfloat16")))
 
@@ -379,7 +379,7 @@ def test_the_file_of_gemma_2_is_read() -> None:
         "final_logit_softcapping": 30.0,
     }  # fmt: skip
 
-    assert huggingface.parse_config(hf_config) == GEMMA2_MODELS["google/gemma-2-2b"]
+    assert huggingface.parse_config(hf_config) == KNOWN_MODELS["google/gemma-2-2b"]
 
 
 def test_the_old_form_is_read() -> None:
@@ -394,7 +394,7 @@ def test_the_old_form_is_read() -> None:
         "text_config": text, "vision_config": {"hidden_size": 1152}, "mm_tokens_per_image": 256,
     }  # fmt: skip
 
-    assert huggingface.parse_config(hf_config) == GEMMA3_MODELS["google/gemma-3-4b-pt"]
+    assert huggingface.parse_config(hf_config) == KNOWN_MODELS["google/gemma-3-4b-pt"]
 
 
 @pytest.mark.parametrize(

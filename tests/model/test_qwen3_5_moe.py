@@ -15,7 +15,7 @@ from tiny import assert_same_tensors, hybrid_forward
 
 from jzero.errors import UserError
 from jzero.model import adapters, huggingface, qwen
-from jzero.model.families import FAMILIES
+from jzero.planning.models import KNOWN_MODELS
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -213,7 +213,7 @@ def test_an_adapter_is_on_the_mixers_and_all_mlps() -> None:
 
 
 def test_sizes_of_the_hub() -> None:
-    model = FAMILIES["qwen3_5_moe"].known_models["Qwen/Qwen3.5-35B-A3B"]
+    model = KNOWN_MODELS["Qwen/Qwen3.5-35B-A3B"]
 
     # Of the language model alone, without vision and MTP.
     assert 34e9 < qwen.num_params(model) < 36e9
