@@ -60,6 +60,7 @@ _USUAL_IN_LEVELS = frozenset("CcK")
 _USUAL_IN_BOTH = _USUAL_IN_LEVELS | frozenset("AB")
 _USUAL_IN_FUNCTIONS = _USUAL_IN_SOLUTIONS | frozenset("abdk")
 _USUAL_IN_LINES = frozenset("tsuvrknc") | {"lambda", "mu"}
+_BEFORE_C = frozenset("ab")
 _LETTERS = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
 _MARKED = re.compile(r"\$\$.+?\$\$|\$[^$]+\$|\\\[.+?\\\]|\\\(.+?\\\)", re.DOTALL)
 _COMMANDS = re.compile(r"\\[A-Za-z]+")
@@ -455,6 +456,9 @@ def _usual_parameters(
         usual |= free & unshared & {"k"}
     # A letter of both answers is itself, unless it is the usual constant: F = -kx is not F = kx.
     shared = frozenset(name for name in usual - unshared if _is_usual(name, _USUAL_IN_BOTH))
+    # In a + b - c it is a letter of the alphabet, beside those before it.
+    if not item.names and _names(item.vector) & _BEFORE_C:
+        shared -= {"c"}
     constants = (usual & unshared) | shared
     if item.names and constants:
         constants |= free & unshared & _USUAL_PHASES

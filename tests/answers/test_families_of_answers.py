@@ -9,6 +9,17 @@ import pytest
 from jzero.answers.verdict import grade
 
 FAMILIES = {
+    "the letter c beside a and b": r"""
+        a+b-c != a+b+c
+        2a-c != 2a+c
+        a-c != a+c
+        a + b - c + 3x != a + b + c + 3x
+        a-b+2c != a-b-c
+        a+b-c == b-c+a
+        x^2-c == x^2+c
+        \frac{x^3}{3}+c == \frac13x^3-c
+        f(x)=ax-c == f(x)=ax+c
+    """,
     "letters that spell units": r"""
         \frac12 != \frac{1}{2}mg
         2 != 2nm

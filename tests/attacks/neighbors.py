@@ -112,6 +112,9 @@ def real_golds(data: Path) -> list[str]:
     return sorted({gold.strip("$ ") for gold in golds if gold and len(gold) < 120})
 
 
+CONSTANT_FUNCTION = re.compile(r"[a-z]\([a-z]\) *= *-?[\d.]+")
+
+
 def mutated(gold: str, rng: random.Random) -> str | None:
     """Returns a gold with one character exchanged so that it is another answer, if that works.
 
@@ -124,6 +127,8 @@ def mutated(gold: str, rng: random.Random) -> str | None:
         return gold[:index] + rng.choice(DIGITS.replace(character, "")) + gold[index + 1 :]
     if character in EXCHANGED:
         return gold[:index] + EXCHANGED[character] + gold[index + 1 :]
+    if CONSTANT_FUNCTION.fullmatch(gold):  # f(x) = 1 is f(z) = 1
+        return None
     is_symbol = character in SYMBOLS and not re.search(r"[A-Za-z\\]", gold[:index][-1:])
     if is_symbol and not re.match("[A-Za-z]", gold[index + 1 :]):
         return gold[:index] + rng.choice(SYMBOLS.replace(character, "")) + gold[index + 1 :]
