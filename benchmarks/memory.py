@@ -55,7 +55,7 @@ def with_rank(settings: Config, rank: int) -> Config:
 
 
 def verdict_of(settings: Config, model: str, topology: str, tokens: int) -> Fit | None:
-    """Returns how the model fits, or what it takes at least where it does not.
+    """Returns how the model fits, or what it takes with one slot on each device where it does not.
 
     None if it cannot be split over the devices.
     """
@@ -63,10 +63,7 @@ def verdict_of(settings: Config, model: str, topology: str, tokens: int) -> Fit 
     hub_id, available = hub_id_of(model), memory_of(devices[0])
     settings = smallest_batch(settings, len(devices), tokens)
     found = fit_model(settings, hub_id, devices, available)
-    if found is not None:
-        return found
-    tried = [verdict for _, verdict in with_one_slot(settings, hub_id, devices, available)]
-    return min(tried, key=lambda verdict: verdict.needed, default=None)
+    return found or with_one_slot(settings, hub_id, devices, available)
 
 
 def row_of(recipe: Config, model: str, topology: str, method: str, rank: int, tokens: int) -> str:

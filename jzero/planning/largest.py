@@ -130,19 +130,33 @@ def fit_model(
 
     Tensor parallelism is raised only if the model does not fit otherwise.
     """
-    changed = replace(settings, model=replace(settings.model, path=hub_id))
-    rollout = replace(settings.rollout, num_pages=0)
-    try:
-        # Most models do not fit even with one slot on each device.
-        one_slot = replace(changed, rollout=replace(rollout, num_slots=len(devices)))
-        least = shrink(one_slot, devices, available, [SPLIT_LAYERS])
-        if not least.fits:
-            return None
-        all_slots = replace(least.settings, rollout=rollout)
-        most = shrink(all_slots, devices, available, [FEWER_SLOTS])
-    except UserError:  # for example, a teacher that is not known
+    # Most models do not fit even with one slot on each device.
+    least = with_one_slot(settings, hub_id, devices, available)
+    if least is None or not least.fits:
         return None
+    rollout = replace(settings.rollout, num_pages=0)
+    all_slots = replace(least.settings, rollout=rollout)
+    most = shrink(all_slots, devices, available, [FEWER_SLOTS])
     return most if most.fits else least
+
+
+def with_one_slot(
+    settings: Config,
+    hub_id: str,
+    devices: Sequence[DescribedDevice],
+    available: float,
+) -> Fit | None:
+    """Returns how the model fits with one slot on each device, and with split layers if needed.
+
+    None if the settings are invalid for it.
+    """
+    rollout = replace(settings.rollout, num_slots=len(devices), num_pages=0)
+    model = replace(settings.model, path=hub_id)
+    try:
+        changed = replace(settings, model=model, rollout=rollout)
+        return shrink(changed, devices, available, [SPLIT_LAYERS])
+    except UserError:  # for example, heads that the mesh cannot split
+        return None
 
 
 def memory_of(device: DescribedDevice) -> float:
