@@ -118,6 +118,7 @@ class Fit:
     run: PlannedRun
     phases: dict[str, float]  # bytes on a device at the peak of every phase
     available: float  # bytes on a device
+    remedies: tuple[Remedy, ...] = ()  # that `shrink` has applied
 
     @property
     def needed(self) -> float:
@@ -330,9 +331,10 @@ def require_fit(settings: Config, devices: Sequence[DescribedDevice], available:
     )
 
 
-def _advice(verdict: Fit, settings: Config, changed: Config | None) -> str:
+def _advice(verdict: Fit, settings: Config, changed: Fit | None) -> str:
     if changed is not None:
-        return f"it fits with {' '.join(setting_flags(settings, changed))}"
+        costs = "; ".join(remedy.costs for remedy in dict.fromkeys(changed.remedies))
+        return f"it fits with {' '.join(setting_flags(settings, changed.settings))} ({costs})"
     state = sum(verdict.run.parts.get(part, 0) for part in STATE)
     return (
         "no train.microbatch_tokens, rollout.num_slots, rollout.max_new_tokens, mesh or "
@@ -359,10 +361,10 @@ def with_remedies(
     devices: Sequence[DescribedDevice],
     available: float,
     remedies: Sequence[Remedy] = REMEDIES,
-) -> Config | None:
-    """Returns settings that fit, with as few changes as possible; None if no remedy suffices."""
+) -> Fit | None:
+    """Returns how settings fit with as few changes as possible; None if no remedy suffices."""
     verdict = shrink(settings, devices, available, remedies)
-    return verdict.settings if verdict.fits else None
+    return verdict if verdict.fits else None
 
 
 def shrink(
@@ -403,7 +405,7 @@ def _improve(
             # A remedy that saves nothing in this phase would only slow down the run, and the loop
             # might not end.
             if improved.phases[phase] < verdict.phases[phase]:
-                return improved
+                return replace(improved, remedies=(*verdict.remedies, remedy))
     return None
 
 

@@ -640,9 +640,10 @@ def _choose_counts(sheet: Sheet, source: str, machine: Machine, is_last: bool) -
         excluded.add(SHORTER_RESPONSES)
     remedies = [remedy for remedy in REMEDIES if remedy not in excluded]
     room = room_for_arrays(verdict.run, available)
-    changed = with_remedies(sized, devices, room, remedies)
-    if changed is None:
+    fitting = with_remedies(sized, devices, room, remedies)
+    if fitting is None:
         return needed  # the check of the run says what is missing
+    changed = fitting.settings
     # Another mesh, for example, may leave room for larger sizes than those that were reached before
     # it was tried.
     larger = _with_chosen_sizes(changed, sheet.given, machine)

@@ -18,13 +18,16 @@ from jzero.planning.fitting import (
     fit,
     largest_that_fits,
     require_fit,
+    setting_flags,
     usable_bytes,
 )
 from jzero.planning.largest import smallest_batch
 from jzero.planning.remedies import (
     OFFLOAD_OPTIMIZER,
     REMEDIES,
+    SPLIT_STATE,
     TRAIN_AN_ADAPTER,
+    Remedy,
     offload_optimizer,
     split_rows,
 )
@@ -108,6 +111,35 @@ def test_a_run_that_cannot_fit_is_refused_with_settings_that_do(
     flags = [word for word in message.split(";")[0].split() if word.startswith("--config.")]
     assert f"--config.{advice}" in " ".join(flags)
     assert fit(parse_settings(settings, flags), devices, V5E).fits
+
+
+@pytest.mark.parametrize("remedy", REMEDIES, ids=lambda remedy: remedy.change.__name__)
+def test_a_remedy_changes_what_it_says_and_saves_memory(remedy: Remedy) -> None:
+    """In some settings of a run, each remedy lowers each phase that it names."""
+    devices, lowered = described_devices("v5e:2x4"), set()
+    for flags in (
+        ["model.remat=none", "mesh.data=2", "mesh.fsdp=4", "train.microbatch_tokens=262144"],
+        ["model.remat=none", "mesh.fsdp=8", "mesh.data=1", "train.packs_per_row=4"],
+        ["model.adapter.rank=8", "mesh.fsdp=8", "mesh.data=1", "rollout.num_pages=200000"],
+    ):
+        recipe = load_recipe("gsm8k").get_config("qwen2.5-3b-ppo")
+        settings = parse_settings(recipe, [f"--config.{flag}" for flag in flags])
+        before = fit(settings, devices, V5E)
+        changed = remedy.change(settings, before.run)
+        if changed is None:
+            continue
+        different = setting_flags(settings, changed)
+        names = {flag.partition("=")[0].removeprefix("--config.") for flag in different}
+        assert names <= set(remedy.settings)
+        after = fit(changed, devices, V5E)
+        lowered |= {name for name in before.phases if after.phases[name] < before.phases[name]}
+    assert lowered >= set(remedy.phases)
+
+
+def test_the_advice_says_what_it_costs() -> None:
+    settings = parse_settings(countdown.get_config("qwen2.5-3b"), ["--config.mesh.data=4"])
+    with pytest.raises(UserError, match=SPLIT_STATE.costs):
+        require_fit(settings, described_devices("v5e:2x4"), V5E)
 
 
 def test_an_adapter_that_does_not_fit_may_fit_on_an_int8_base() -> None:
