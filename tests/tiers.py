@@ -10,7 +10,7 @@ test takes. A test that is not in the file counts as fast, so a new test runs by
 
 The commands of the file:
 
-    pytest --thorough --record-times NEW   measures the tests of a session
+    pytest --thorough --record-times=NEW   measures the tests of a session
     python tests/tiers.py --move NEW       puts these times into tests/times.txt and prints which
                                            tests have moved to another tier
     python tests/tiers.py                  prints the seconds and the slowest tests of each tier
