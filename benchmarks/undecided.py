@@ -1,6 +1,6 @@
 """Prints what sympy would decide where the default grader cannot read an answer, as one JSON line.
 
-    python benchmarks/undecided.py ../shared/data/grader/*.jsonl
+    python benchmarks/undecided.py PAIRS.jsonl
 
 A line of a file has an answer and a gold, and tells whether they are equal: the fields "answer" (or
 "pred_answer"), "gold", "equal" (or "right", "expected") and perhaps "question". A pair is undecided
