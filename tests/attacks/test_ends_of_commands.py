@@ -10,7 +10,6 @@ folder raises an error, for every n until the command succeeds.
 import builtins
 import contextlib
 import errno
-import functools
 import io
 import json
 import os
@@ -212,6 +211,8 @@ def test_a_signal_at_any_moment(
         else:
             arguments = COMMANDS[command][1](tmp_path)
         with tries.attempt("ends", f"{command}: {number.name} after {seconds:.2f} s"):
+            # A process inherits the signals that its parent ignores.
+            before = signal.signal(number, signal.SIG_DFL)
             process = subprocess.Popen(
                 [sys.executable, "-m", "jzero", command, *arguments],
                 cwd=ROOT,
@@ -219,9 +220,8 @@ def test_a_signal_at_any_moment(
                 stderr=subprocess.PIPE,
                 text=True,
                 start_new_session=True,
-                # A process inherits the signals that its parent ignores.
-                preexec_fn=functools.partial(signal.signal, number, signal.SIG_DFL),
             )
+            signal.signal(number, before)
             time.sleep(seconds)
             process.send_signal(number)
             _, errors = process.communicate(timeout=LONGEST_SECONDS)

@@ -207,7 +207,8 @@ def test_moments_that_a_resumed_run_loses_are_found(
 
     result = guard("SFT", checkouts)
 
-    assert "differs: " in result.failures[0]
+    # Of metrics, or of the exported weights.
+    assert "differs" in result.failures[0]
 
 
 def test_another_default_is_refused_by_its_name_and_needs_a_reason(

@@ -230,7 +230,7 @@ def is_fine(layout: str, reward: str) -> bool:
     """Returns whether a reward can score the problems of a layout."""
     needs = {
         "my.py:against_solution": ("trl_solution", "numina"),
-        "my.py:against_tests": WITH_TESTS,
+        "my.py:against_tests": ("mbpp", "mbpp_sanitized"),  # rows with a column test_list
     }
     needs |= {"code": WITH_TESTS, "binary_code": WITH_TESTS, "my.py:of_environments": ()}
     if reward in needs:
