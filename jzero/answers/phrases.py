@@ -122,7 +122,10 @@ _REASON = re.compile(
 _APPROXIMATION_IN_BRACKETS = re.compile(
     r"(?<=[0-9)}])\s*\(\s*\\approx\s*(-?[0-9][0-9.]*)\s*\)\s*\Z"
 )
-_EQUIVALENTLY = re.compile(r"\s*,?\s*\b(?:or,?\s+equivalently|i\.e\.(?=,?\s*\}?\s*[-0-9\\])),?\s*")
+# Runs of spaces are read once: from their first space, and without a way back.
+_EQUIVALENTLY = re.compile(
+    r"(?<!\s)\s*+(?:,\s*+)?\b(?:or,?\s++equivalently|i\.e\.(?=,?\s*+\}?\s*+[-0-9\\])),?\s*+"
+)
 # Either x=1 or x=2.
 _EITHER = re.compile(
     r"\A\s*(?P<text>\\text\s*\{)?\s*[Ee]ither\s+(?=[^\n]*\bor\b)|\A\s*[Ee]ither\s+(?=[a-z]\s*=)"
