@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).resolve().parent
 FILE = TESTS / "times.txt"
-DEFAULT_SECONDS = 1.0  # a test that takes longer runs by default only if WHOLE_RUNS names it
+DEFAULT_SECONDS = 0.5  # a test that takes longer runs by default only if WHOLE_RUNS names it
 THOROUGH_SECONDS = 120.0
 RECORDED_SECONDS = 0.3  # times below are not recorded
 DEFAULT_BUDGET = 450.0  # processor seconds of all tests of the default tier
