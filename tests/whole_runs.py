@@ -74,7 +74,6 @@ WHOLE_RUNS: dict[str, tuple[str, ...]] = {
         "tests/tinker_api/test_tinker_command.py::test_a_killed_server_resumes_from_its_store",
         "tests/tinker_api/test_tinker_losses.py::"
         "test_the_loss_and_its_gradient_are_those_of_float64[ppo-1]",
-        "tests/tinker_api/test_tinker_sampling.py::"
         "tests/tinker_api/test_tinker_server.py::"
         "test_weights_for_samplers_are_sampled_by_path_and_load_as_peft",
         "tests/tinker_api/test_tinker_server.py::test_negative_weights_and_several_targets_train",
@@ -99,7 +98,6 @@ WHOLE_RUNS: dict[str, tuple[str, ...]] = {
         "test_sampled_log_probs_are_those_of_the_trainer[qwen3_moe]",
     ),
     "adapters": (
-        "tests/decoder/test_adapter_bank.py::"
         "tests/training/test_adapter_training.py::"
         "test_gradients_are_projections_of_the_whole_gradient[plain-(2, 2, 2)-native]",
     ),
