@@ -488,6 +488,20 @@ def imports() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def _send_lost_ctrl_c_again(lost: "sys.UnraisableHookArgs") -> None:
+    """Handles an exception that Python cannot pass on, because a finalizer or callback raised it.
+
+    Ctrl-C in a callback of the garbage collector would otherwise be printed and forgotten.
+    """
+    if not issubclass(lost.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(lost)
+        return
+    # The callback has ended by then.
+    timer = threading.Timer(0.05, signal.raise_signal, [signal.SIGINT])
+    timer.daemon = True
+    timer.start()
+
+
 def run_command(function: Callable[[], None]) -> None:
     """Runs the main function of a command.
 
@@ -496,10 +510,13 @@ def run_command(function: Callable[[], None]) -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    hook_before = sys.unraisablehook
+    sys.unraisablehook = _send_lost_ctrl_c_again
     try:
         try:
             function()
         finally:
+            sys.unraisablehook = hook_before
             sys.stdout.flush()
     except KeyboardInterrupt:  # of a command that does not handle it
         write("stopped", sys.stderr)

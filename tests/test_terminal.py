@@ -341,3 +341,42 @@ def test_remarks_fit_a_terminal_and_stay_whole_in_a_pipe(monkeypatch: pytest.Mon
     assert all(line.startswith("  ") for line in lines[1:])
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     assert terminal.wrapped(remark) == remark
+
+
+@pytest.mark.parametrize("place", ["collection", "finalizer", "weak reference"])
+def test_ctrl_c_is_not_lost_in_a_callback(place: str) -> None:
+    """Python only prints an exception of a finalizer, or of a callback of the collector."""
+    program = f"""
+import gc, signal, time, weakref
+from jzero import terminal
+
+class Item:
+    pass
+
+class Finalized:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+def interrupt(*_):
+    gc.callbacks.clear()
+    signal.raise_signal(signal.SIGINT)
+
+def command():
+    if {place!r} == "collection":
+        gc.callbacks.append(interrupt)
+        gc.collect()
+    elif {place!r} == "finalizer":
+        Finalized()
+    else:
+        item = Item()
+        kept = weakref.ref(item, interrupt)
+        del item
+    time.sleep(20)
+    print("went on")
+
+terminal.run_command(command)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped\n")

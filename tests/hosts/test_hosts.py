@@ -403,7 +403,7 @@ import numpy as np
 from jzero import main
 from jzero.loops import rl
 
-collect = train.collect_rollouts
+collect = rl.collect_rollouts
 
 def collect_and_print(sampler, stream, config, weights, step, *others):
     checksum = 0
@@ -413,7 +413,7 @@ def collect_and_print(sampler, stream, config, weights, step, *others):
     print("weights", step, checksum, flush=True)
     return collect(sampler, stream, config, weights, step, *others)
 
-train.collect_rollouts = collect_and_print
+rl.collect_rollouts = collect_and_print
 main.run()
 """
 
