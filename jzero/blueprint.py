@@ -2,8 +2,8 @@
 
     blueprint = describe(spec, models, topology)
 
-A `Spec` says what has to fit: the model's settings, the mesh, the sampling, and what trains.
-`describe` makes the meshes, one decoder and the learners of it. Their arrays are abstract: nothing
+A `Spec` names what a program needs: the model's settings, a mesh, a decoder and learners.
+`describe` makes the meshes, one decoder and the learners. Their arrays are abstract: nothing
 is compiled, no weight is read, and the devices need not be attached. The planner computes the
 memory of a blueprint, and chooses sizes with which it fits; `jzero.service` loads weights into it.
 """

@@ -37,13 +37,8 @@ def exit_status(text: str) -> int:
     return int(text)
 
 
-def evaluate(doc: str | None = None) -> Parser:
-    """Returns the parser of `jzero evaluate`."""
-    parser = cli.make_model_parser("jzero evaluate", doc)
-    parser.add_argument("run", nargs="?", default="", metavar="RUN", help="workdir of a run")
-    parser.add_argument(
-        "--model", default="", help="directory or hub id of a model, as a run exports it"
-    )
+def add_adapters(parser: Parser) -> None:
+    """Adds the flag --adapter, which `run.finished.read_adapter_flags` reads."""
     parser.add_argument(
         "--adapter",
         metavar="[NAME=]DIR",
@@ -52,6 +47,16 @@ def evaluate(doc: str | None = None) -> Parser:
         help="directory or hub id of an adapter of the model, in PEFT's format; with names it may "
         "be given again",
     )
+
+
+def evaluate(doc: str | None = None) -> Parser:
+    """Returns the parser of `jzero evaluate`."""
+    parser = cli.make_model_parser("jzero evaluate", doc)
+    parser.add_argument("run", nargs="?", default="", metavar="RUN", help="workdir of a run")
+    parser.add_argument(
+        "--model", default="", help="directory or hub id of a model, as a run exports it"
+    )
+    add_adapters(parser)
     task_flags = parser.add_mutually_exclusive_group()
     task_flags.add_argument(
         "--suite",

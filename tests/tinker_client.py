@@ -285,18 +285,3 @@ def logprobs_of(answer: httpx.Response) -> list[np.ndarray]:
 
 def loss_of(answer: httpx.Response) -> float:
     return wire.decode("ForwardBackwardOutput", answer.content)["metrics"]["loss:sum"]
-
-
-def tensor(values: object, dtype: str = "<f4") -> wire.Message:
-    array = np.asarray(values, dtype)
-    code = {"<f4": wire.FLOAT32, "<i8": wire.INT64}[dtype]
-    return {"dense": array.tobytes(), "dtype": code, "shape": [*array.shape]}
-
-
-def datum(ids: list[int], **inputs: wire.Message) -> wire.Message:
-    """Returns a datum that predicts each next token."""
-    tokens = np.asarray(ids[:-1], "<i4").tobytes()
-    return {
-        "model_input": [{"encoded_text": {"tokens": tokens}}],
-        "loss_fn_inputs": {"target_tokens": tensor(ids[1:], "<i8"), **inputs},
-    }

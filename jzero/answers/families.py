@@ -456,7 +456,7 @@ def _usual_parameters(
         usual |= free & unshared & {"k"}
     # A letter of both answers is itself, unless it is the usual constant: F = -kx is not F = kx.
     shared = frozenset(name for name in usual - unshared if _is_usual(name, _USUAL_IN_BOTH))
-    # In a + b - c it is a letter of the alphabet, beside those before it.
+    # In a + b - c, the c is a variable like a and b, and no constant of integration.
     if not item.names and _names(item.vector) & _BEFORE_C:
         shared -= {"c"}
     constants = (usual & unshared) | shared

@@ -164,6 +164,8 @@ def choose_sizes(
     """
     planned = without_adapter_path(config)
     run = build(planned, devices)
+    if config.train.microbatch_tokens and config.rollout.num_slots:
+        return config
     if available is not None:
         available = room_for_arrays(run, available)
     least = row_tokens(run)

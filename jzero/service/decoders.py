@@ -1,8 +1,10 @@
 """Opens a model that only samples, for every command, server and job that trains nothing.
 
-decoder = open_decoder(settings, pool)      a decoder on the attached devices, without weights
-sampler, weights = load(settings, pool)     the same with the weights of a model
-load_with_adapters(settings, named, pool)   one base, and several adapters of it
+    decoder = open_decoder(settings, pool)      a decoder on the attached devices, without weights
+    sampler, weights = load(settings, pool)     the same with the weights of a model
+    load_with_adapters(settings, named, pool)   one base, and several adapters of it
+
+A decoder has as many pages as fit into memory.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

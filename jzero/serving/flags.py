@@ -2,6 +2,7 @@
 
 from jzero import cli
 from jzero.cli import Parser
+from jzero.command_flags import add_adapters
 from jzero.servers import limits
 from jzero.servers.rules import add_allowed_host
 from jzero.serving import keys
@@ -15,14 +16,7 @@ def make_parser(doc: str | None = None) -> Parser:
         "run", nargs="?", default="", metavar="RUN", help="workdir of a run, or a model"
     )
     parser.add_argument("--model", default="", help="the same as RUN, as a flag")
-    parser.add_argument(
-        "--adapter",
-        metavar="[NAME=]DIR",
-        action="append",
-        default=[],
-        help="directory or hub id of an adapter of the model, in PEFT's format; with names it may "
-        "be given again",
-    )
+    add_adapters(parser)
     parser.add_argument(
         "--served-model-name",
         default="",

@@ -30,7 +30,7 @@ from jzero.config import ModelConfig, OptimizerConfig
 from jzero.hosts import collectives
 from jzero.model import adapters, qwen
 from jzero.training.heads import Objective, policy_head
-from jzero.training.learner import Learner, take_microbatch, training_options
+from jzero.training.learner import Learner, take_microbatch
 from jzero.types import ArrayType, Batch, RowLayout
 
 
@@ -212,21 +212,15 @@ class AccumulatingLearner(Learner):
 
     @cached_property
     def add_gradient_program(self) -> jax.stages.Wrapped:
-        return jax.jit(
+        return self.compiled(
             self._add_gradient,
-            static_argnames="layout",
-            out_shardings=(self.shardings, self.row_sharding, self.row_sharding),
-            compiler_options=training_options(self.mesh, self.arithmetic),
+            (self.shardings, self.row_sharding, self.row_sharding),
+            static="layout",
         )
 
     @cached_property
     def evaluation_program(self) -> jax.stages.Wrapped:
-        return jax.jit(
-            self._evaluate,
-            static_argnames="layout",
-            out_shardings=self.row_sharding,
-            compiler_options=training_options(self.mesh, self.arithmetic),
-        )
+        return self.compiled(self._evaluate, self.row_sharding, static="layout")
 
     @cached_property
     def adamw_program(self) -> jax.stages.Wrapped:

@@ -42,7 +42,7 @@ import optax
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
 from jzero import attention
 from jzero.algorithms import Algorithm
@@ -438,14 +438,35 @@ class Learner:
             loss,
         )
 
+    def compiled(
+        self,
+        function: Callable,
+        places: PyTree,
+        donated: int | None = None,
+        static: tuple[int, ...] | str | None = None,
+    ) -> jax.stages.Wrapped:
+        """Returns a jitted program of this learner.
+
+        Args:
+            function: what the program computes.
+            places: the shardings of its results.
+            donated: the number of the argument that is donated.
+            static: the numbers of static arguments, or the name of one.
+        """
+        name = static if isinstance(static, str) else None
+        return jax.jit(
+            function,
+            donate_argnums=donated,
+            static_argnums=None if isinstance(static, str) else static,
+            static_argnames=name,
+            out_shardings=places,
+            compiler_options=training_options(self.mesh, self.arithmetic),
+        )
+
     @cached_property
     def gradient_program(self) -> jax.stages.Wrapped:
-        return jax.jit(
-            self._add_to_gradient,
-            static_argnums=(6, 7),
-            donate_argnums=5,
-            out_shardings=(self.shardings, self.replicated),
-            compiler_options=training_options(self.mesh, self.arithmetic),
+        return self.compiled(
+            self._add_to_gradient, (self.shardings, self.replicated), donated=5, static=(6, 7)
         )
 
     def step(self, state: State, gradient: qwen.Params, lr: float) -> tuple[State, Stats]:
@@ -462,20 +483,12 @@ class Learner:
 
     @cached_property
     def step_program(self) -> jax.stages.Wrapped:
-        return jax.jit(
-            self._descend,
-            donate_argnums=0,
-            out_shardings=(self.state_shardings, self.replicated),
-            compiler_options=training_options(self.mesh, self.arithmetic),
-        )
+        return self.compiled(self._descend, (self.state_shardings, self.replicated), donated=0)
 
     @cached_property
     def program_without_tokens(self) -> jax.stages.Wrapped:
-        return jax.jit(
-            self._update_without_tokens,
-            donate_argnums=0,
-            out_shardings=(self.state_shardings, self.replicated),
-            compiler_options=training_options(self.mesh, self.arithmetic),
+        return self.compiled(
+            self._update_without_tokens, (self.state_shardings, self.replicated), donated=0
         )
 
     def score(
@@ -498,12 +511,7 @@ class Learner:
     def score_program(self) -> jax.stages.Wrapped:
         # Scores have the sharding that `put` gives to rows. With another sharding, the program that
         # reads them as a field of a batch would be compiled a second time.
-        return jax.jit(
-            self._score,
-            static_argnums=3,
-            out_shardings=self.row_sharding,
-            compiler_options=training_options(self.mesh, self.arithmetic),
-        )
+        return self.compiled(self._score, self.row_sharding, static=(3,))
 
     def entropies(
         self,
@@ -519,21 +527,15 @@ class Learner:
 
     @cached_property
     def entropy_program(self) -> jax.stages.Wrapped:
-        return jax.jit(
-            partial(self._score, output=1),
-            static_argnums=3,
-            out_shardings=self.row_sharding,
-            compiler_options=training_options(self.mesh, self.arithmetic),
-        )
+        return self.compiled(partial(self._score, output=1), self.row_sharding, static=(3,))
 
     @cached_property
     def update_program(self) -> jax.stages.Wrapped:
-        return jax.jit(
+        return self.compiled(
             self._update,
-            static_argnums=(6, 7),
-            donate_argnums=0,
-            out_shardings=(self.state_shardings, self.replicated, self.row_sharding),
-            compiler_options=training_options(self.mesh, self.arithmetic),
+            (self.state_shardings, self.replicated, self.row_sharding),
+            donated=0,
+            static=(6, 7),
         )
 
     def programs(

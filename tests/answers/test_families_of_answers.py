@@ -5,6 +5,7 @@ pairs of both signs, so that a rule that is too wide fails as surely as one that
 """
 
 import pytest
+from pairs import pairs_of
 
 from jzero.answers.verdict import grade
 
@@ -1537,18 +1538,9 @@ ECHOES = r"""
 """
 
 
-def _pairs() -> list[tuple[str, bool, str, str, str]]:
-    pairs = []
-    for family, text in {**FAMILIES, "echoes": ECHOES}.items():
-        for line in filter(None, map(str.strip, text.splitlines())):
-            pair, _, question = line.partition(" ?? ")
-            is_same = " == " in pair
-            answer, gold = pair.split(" == " if is_same else " != ")
-            pairs.append((family, is_same, answer.strip(), gold.strip(), question.strip()))
-    return pairs
-
-
-@pytest.mark.parametrize(("family", "is_same", "answer", "gold", "question"), _pairs())
+@pytest.mark.parametrize(
+    ("family", "is_same", "answer", "gold", "question"), pairs_of({**FAMILIES, "echoes": ECHOES})
+)
 def test_pairs_of_a_family_are_told_apart(family, is_same, answer, gold, question) -> None:
     question = question.replace(r"\n", "\n")
     graded = grade(answer, gold, template="answer", question=question)

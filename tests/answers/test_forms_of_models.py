@@ -7,6 +7,7 @@ import itertools
 import time
 
 import pytest
+from pairs import pairs_of
 
 from jzero.answers.verdict import grade
 
@@ -341,18 +342,7 @@ FORMS = {
 }
 
 
-def _pairs() -> list[tuple[str, bool, str, str, str]]:
-    pairs = []
-    for form, text in FORMS.items():
-        for line in filter(None, map(str.strip, text.splitlines())):
-            pair, _, question = line.partition(" ?? ")
-            is_same = " == " in pair
-            answer, gold = pair.split(" == " if is_same else " != ")
-            pairs.append((form, is_same, answer.strip(), gold.strip(), question.strip()))
-    return pairs
-
-
-@pytest.mark.parametrize(("form", "is_same", "answer", "gold", "question"), _pairs())
+@pytest.mark.parametrize(("form", "is_same", "answer", "gold", "question"), pairs_of(FORMS))
 def test_a_form_is_credited_for_its_own_value(form, is_same, answer, gold, question) -> None:
     assert grade(answer, gold, template="answer", question=question).correct == is_same
 

@@ -28,8 +28,9 @@ import numpy as np
 import pytest
 import servers
 from test_tinker_values import BODIES, BOMBS, JSON_BOMBS, check
-from tinker_client import NAME, Client, datum, logprobs_of, loss_of, process, sampled_of, tensor
+from tinker_client import NAME, Client, logprobs_of, loss_of, process, sampled_of
 
+from benchmarks.tinker.scripted_loop import datum, tensor
 from jzero.tinker import wire
 
 TRIES = int(os.environ.get("TENANT_TRIES", "60"))

@@ -16,9 +16,10 @@ import hostile_values
 import httpx
 import numpy as np
 import pytest
-from tinker_client import NAME, OWNERS, Client, datum, tensor
+from tinker_client import NAME, OWNERS, Client
 from tinker_stub import Stub, one_line, stub_server
 
+from benchmarks.tinker.scripted_loop import datum, tensor
 from jzero.tinker import wire
 
 SESSION = "00000000-0000-0000-0000-000000000000"

@@ -7,8 +7,9 @@ from dataclasses import asdict, replace
 import jax
 import numpy as np
 import pytest
-from tinker_client import CONTEXT, LIMITS, datum, tensor
+from tinker_client import CONTEXT, LIMITS
 
+from benchmarks.tinker.scripted_loop import datum, tensor
 from jzero.errors import UserError
 from jzero.hosts.broadcast import SIZES, Message, Receiver, Sender, from_bytes, to_bytes
 from jzero.tinker import datums, devices

@@ -15,7 +15,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from runs import ROOT, started
-from tinker_client import NAME, SETTINGS, Client, datum, process
+from tinker_client import NAME, SETTINGS, Client, process
+
+from benchmarks.tinker.scripted_loop import datum
 
 PROMPT = [72, 101, 108, 108, 111]
 DATA = [datum([72, 101, 108, 108, 111, 32, 119]), datum([116, 104, 101, 32])]

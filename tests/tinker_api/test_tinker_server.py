@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import numpy as np
 import pytest
-from tinker_client import CONTEXT, NAME, Client, datum, logprobs_of, loss_of, sampled_of, tensor
+from tinker_client import CONTEXT, NAME, Client, logprobs_of, loss_of, sampled_of
 
+from benchmarks.tinker.scripted_loop import datum, tensor
 from jzero.model import peft, tokenizer
 from jzero.tinker import datums, wire
 from jzero.tinker.service import Service
