@@ -37,7 +37,7 @@ from jzero.config.schema import Dtype
 from jzero.hosts import interrupt
 from jzero.loops.rl import sample_rollouts
 from jzero.model import qwen
-from jzero.training.frozen_base import load_model
+from jzero.service.weights import load_model
 from jzero.training.step import make_minibatches, update_on_rollouts
 from jzero.types import Rollout
 from jzero.workers.pool import Pool
@@ -90,7 +90,7 @@ def first_params(config: Config, steps: int) -> qwen.Params:
         run = setup.build(config, pool)
         policy = run.trainer.policy
         weights = setup.initial_weights(config, run.base, Path(workdir))
-        params = load_model(weights, policy, config.train.seed)
+        params = load_model(weights, run.blueprint, policy, config.train.seed)
         if steps:
             params = setup.warm_started(
                 config, policy, run.base.tokenizer, params, interrupt.never_stop

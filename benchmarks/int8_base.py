@@ -38,8 +38,9 @@ from jzero.hosts import interrupt
 from jzero.loops.rl import sample_rollouts
 from jzero.model import qwen
 from jzero.rollout.evaluation import evaluate, evaluation_metrics
+from jzero.service.weights import load, load_model
 from jzero.sharding.publish import bytes_of_one_device
-from jzero.training.frozen_base import freeze_model, load_model
+from jzero.training.frozen_base import freeze_model
 from jzero.training.step import update_on_rollouts
 from jzero.types import Rollout, RowLayout
 from jzero.workers.pool import Pool
@@ -88,8 +89,8 @@ def frozen_base(run: setup.Run, workdir: Path, is_first: bool) -> qwen.Params:
     config, policy = run.config, run.trainer.policy
     weights = setup.initial_weights(config, run.base, workdir)
     if not is_first:
-        return policy.load_base(weights.directory)
-    params = load_model(weights, policy, config.train.seed)
+        return load(run.blueprint, weights.directory)
+    params = load_model(weights, run.blueprint, policy, config.train.seed)
     if not weights.is_warm_started:
         return params
     params = setup.warm_started(config, policy, run.base.tokenizer, params, interrupt.never_stop)

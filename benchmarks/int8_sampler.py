@@ -36,8 +36,8 @@ from jzero.hosts import interrupt
 from jzero.loops.rl import sample_rollouts
 from jzero.model import qwen
 from jzero.planning.planned_run import kv_bytes_per_token
+from jzero.service.weights import load_model
 from jzero.sharding.publish import bytes_of_one_device
-from jzero.training.frozen_base import load_model
 from jzero.training.step import update_on_rollouts
 from jzero.workers.pool import Pool
 
@@ -87,7 +87,7 @@ def trained_model(run: setup.Run, workdir: Path) -> qwen.Params:
     """Returns the model that all samplers start from."""
     config, policy = run.config, run.trainer.policy
     weights = setup.initial_weights(config, run.base, workdir)
-    params = load_model(weights, policy, config.train.seed)
+    params = load_model(weights, run.blueprint, policy, config.train.seed)
     if not weights.is_warm_started:
         return params
     return setup.warm_started(config, policy, run.base.tokenizer, params, interrupt.never_stop)

@@ -39,8 +39,8 @@ from jzero.hosts import collectives
 from jzero.model import qwen
 from jzero.planning.planned_run import kv_bytes_per_token
 from jzero.rollout.sampler import EncodedProblem
+from jzero.service.weights import load_model
 from jzero.sharding.publish import bytes_of_one_device
-from jzero.training.frozen_base import load_model
 from jzero.training.packing import pack
 from jzero.training.trainer import row_shapes
 from jzero.types import JsonValue, Problem, Rollout
@@ -121,7 +121,7 @@ def measure(
     with TemporaryDirectory() as workdir, Pool(settings.task.grade_workers) as pool:
         trainer = setup.build(in_fp32, pool)
         weights = setup.initial_weights(in_fp32, trainer.base, Path(workdir))
-        params = load_model(weights, trainer.trainer.policy, settings.train.seed)
+        params = load_model(weights, trainer.blueprint, trainer.trainer.policy, settings.train.seed)
         for name in names:
             run = setup.build(with_settings(in_fp32, PRECISIONS[name]), pool)
             # `freeze` consumes what it gets.

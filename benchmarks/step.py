@@ -45,6 +45,7 @@ from jzero.model import huggingface, tokenizer
 from jzero.model.base_model import BaseModel
 from jzero.rollout.sampler import make_seed, to_rollout, with_turn_grades
 from jzero.run.environment import versions
+from jzero.service.weights import load_full
 from jzero.training.step import update_on_rollouts
 from jzero.types import Grade, Problem, Rollout, State
 from jzero.workers.pool import Pool
@@ -172,7 +173,8 @@ def measure(workload: str, dtype: Dtype, num_steps: int, num_warmup: int) -> Jso
     with Pool(0) as pool:
         run = setup.build(workload_config(workload, dtype), pool, base_model(workload))
         policy = run.trainer.policy
-        state = policy.start(policy.load_params(run.base.directory, run.config.train.seed))
+        seed = run.config.train.seed
+        state = policy.start(load_full(run.blueprint, policy, run.base.directory, seed))
         for number in range(1, num_warmup + num_steps + 1):
             cpu_begin = time.process_time()
             prompts = step_prompts(rows, number)

@@ -26,6 +26,7 @@ from jzero.loops.rl import sample_rollouts
 from jzero.rollout.async_stream import RolloutStream
 from jzero.rollout.sampler import Sampler
 from jzero.run.environment import versions
+from jzero.service.weights import load_full
 from jzero.training.step import update_on_rollouts
 from jzero.workers.pool import Pool
 
@@ -88,7 +89,7 @@ class HeavyTailStream(RolloutStream):
 def run_steps(run: setup.Run, num_steps: int, alpha: float) -> list[Metrics]:
     """Trains `num_steps` steps from the initial state, and returns the metrics of every step."""
     run = replace(run, stream=HeavyTailStream(run.sampler, run.config, alpha))
-    params = run.trainer.policy.load_params(run.base.directory, run.config.train.seed)
+    params = load_full(run.blueprint, run.trainer.policy, run.base.directory, run.config.train.seed)
     state = setup.initial_state(run, params)
 
     metrics_of_steps: list[Metrics] = []

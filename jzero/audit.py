@@ -35,11 +35,13 @@ from jzero.audits.causes import Candidate, Claim, Finding
 from jzero.audits.evidence import SAMPLED, Evidence, Size
 from jzero.audits.log import Response, Sampling, read_log
 from jzero.audits.scores import Model, Scores, concatenate, hidden_states
+from jzero.blueprint import describe_on_one_device
 from jzero.errors import UserError, shown
 from jzero.files import JsonObject, write_atomic
 from jzero.model import adapters, end_tokens, huggingface, peft
 from jzero.model.architecture import Params, QwenConfig
 from jzero.model.families import window_of
+from jzero.service.weights import load, load_adapter
 
 PART_TOKENS = 1 << 14  # responses of about this many tokens are scored before progress is shown
 SCALES = (0.0625, 0.25, 0.5, 2.0, 4.0, 16.0)  # of an adapter, relative to alpha / rank
@@ -75,12 +77,13 @@ class Weights:
 
 
 def read_weights(directory: Path, config: QwenConfig, adapter: str | None) -> Weights:
-    base = huggingface.load(directory, config)
+    blueprint = describe_on_one_device(config)
+    base = load(blueprint, directory)
     if adapter is None:
         return Weights(config, base, None, 1.0, 0)
     path = peft.resolve(adapter)
     settings = peft.read_settings(path, config)
-    factors = peft.load(path, config, settings, base=directory)
+    factors = load_adapter(blueprint, settings, path, directory)
     return Weights(config, base, factors, settings.scale, settings.rank)
 
 
@@ -121,12 +124,12 @@ def find_candidates(
 
 def with_adapter(weights: Weights, path: Path) -> Model:
     settings = peft.read_settings(path, weights.config)
-    factors = peft.load(path, weights.config, settings)
+    factors = load_adapter(describe_on_one_device(weights.config), settings, path)
     return Model(weights.config, adapters.join(weights.base, factors, settings.scale))
 
 
 def read_model(directory: Path, config: QwenConfig) -> Model:
-    return Model(config, huggingface.load(directory, config))
+    return Model(config, load(describe_on_one_device(config), directory))
 
 
 # -- the audit -------------------------------------------------------------------------------------

@@ -2,10 +2,11 @@
 
     blueprint = describe(spec, models, topology)
 
-A `Spec` names what a program needs: the model's settings, a mesh, a decoder and learners.
-`describe` makes the meshes, one decoder and the learners. Their arrays are abstract: nothing
-is compiled, no weight is read, and the devices need not be attached. The planner computes the
-memory of a blueprint, and chooses sizes with which it fits; `jzero.service` loads weights into it.
+A `Spec` names what a program needs: the model's settings, a mesh, a decoder, learners, and the
+critic, teacher and reference policy of a run, which are specs as well. `describe` makes the meshes,
+one decoder and the learners. Their arrays are abstract: nothing is compiled, no weight is read,
+and the devices need not be attached. The planner computes the memory of a blueprint, and chooses
+sizes with which it fits; `jzero.service.weights` loads weights into it.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,29 +15,41 @@ from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
-from jzero import config
+from jzero import algorithms, config
 from jzero.algorithms import Algorithm
-from jzero.config import Config, EvalConfig, MeshConfig, ModelConfig, RolloutConfig
+from jzero.config import (
+    AdapterConfig,
+    Config,
+    EvalConfig,
+    MeshConfig,
+    ModelConfig,
+    RolloutConfig,
+    teachers,
+)
 from jzero.decoder.engine import Engine
 from jzero.decoder.program_settings import repeats_heads
+from jzero.distillation.in_process import TeacherSettings
 from jzero.errors import UserError
-from jzero.model import qwen
+from jzero.model import adapters, qwen
 from jzero.model.architecture import track_sizes
 from jzero.model.base_model import BaseModel
 from jzero.sharding.mesh import (
     Device,
+    adapter_shardings,
     configured_mesh,
     decode_mesh,
     hosts_of,
     mesh_of_decoders,
+    param_shardings,
     split_devices,
     with_devices,
 )
 from jzero.sharding.publish import publisher
 from jzero.sharding.side_by_side import weight_layout
 from jzero.tokens import recorded_tracks
+from jzero.training.frozen import abstract_base
 from jzero.training.supervised import SupervisedTrainer
 from jzero.training.trainer import Trainer, make_trainer
 
@@ -51,13 +64,19 @@ class Models(NamedTuple):
 
     policy: qwen.QwenConfig
     critic: qwen.QwenConfig | None = None
+    teacher: qwen.QwenConfig | None = None  # of teacher=model
+    teacher_adapter: AdapterConfig = AdapterConfig()  # rank and targets of teacher.adapter
     # Tokens that end a slot of the decoder. A plan needs only their number: it shapes the program.
     stop_tokens: tuple[int, ...] = (0, 1)
 
 
-def models_of(base: BaseModel, critic: qwen.QwenConfig | None = None) -> Models:
-    """Returns the architectures of a model that has been found."""
-    return Models(base.model, critic, base.stop_tokens)
+def models_of(base: BaseModel, others: Models | None = None) -> Models:
+    """Returns the architectures of a model that has been found.
+
+    others: the architectures of critic and teacher; None: there are none.
+    """
+    others = others or Models(base.model)
+    return others._replace(policy=base.model, stop_tokens=base.stop_tokens)
 
 
 @dataclass(frozen=True)
@@ -79,6 +98,15 @@ class Spec(Generic[Trains]):
     learners: Callable[[Models, Mesh], Trains]  # makes what trains; compiles nothing
     decode_devices: int = 0  # of each host, which only decode (rollout.placement=apart)
     hosts_per_decoder: int = 1
+    # Type of the parameters. The frozen base of an adapter has compute.dtype.
+    dtype: str = "float32"
+    # The frozen base of its adapter is that of the policy, so only the adapter is its own.
+    shares_base: bool = False
+    # Other models on the training mesh. They neither sample nor have learners of their own: the
+    # critic's learner belongs to the Trainer, and a teacher is scored by a learner of its caller.
+    critic: "Spec[None] | None" = None
+    teacher: "Spec[None] | None" = None  # None as well if the teacher is the policy or a server
+    reference: "Spec[None] | None" = None
 
 
 def _same_devices(devices: Sequence[Device]) -> Sequence[Device]:
@@ -111,6 +139,9 @@ class Blueprint(Generic[Trains]):
     num_decoders: int
     engine: Engine | None  # of one decoder; None if nothing is sampled
     learners: Trains
+    critic: "Blueprint[None] | None" = None
+    teacher: "Blueprint[None] | None" = None
+    reference: "Blueprint[None] | None" = None
 
     @property
     def decoder(self) -> Engine:
@@ -130,6 +161,49 @@ class Blueprint(Generic[Trains]):
         spec = replace(self.spec, sampling=sampling)
         engine = _make_engine(spec, sampling, self.models, self.decoder_mesh, self.num_decoders)
         return replace(self, spec=spec, engine=engine)
+
+    # -- arrays, as `jzero.service.weights` loads them ---------------------------------------------
+
+    def without_adapter(self) -> "Blueprint[Trains]":
+        """Returns the blueprint of the full model, for example of a warm start."""
+        compute = replace(self.spec.compute, adapter=AdapterConfig(), base="native")
+        return replace(self, spec=replace(self.spec, compute=compute))
+
+    def abstract_model(self) -> qwen.Params:
+        """Returns the arrays of the full model, or of the frozen base under its adapter."""
+        compute, model = self.spec.compute, self.models.policy
+        if compute.adapter.rank:
+            return abstract_base(model, self.mesh, compute.dtype, compute.is_base_quantized)
+
+        def place(
+            path: tuple, leaf: jax.ShapeDtypeStruct, sharding: NamedSharding
+        ) -> jax.ShapeDtypeStruct:
+            return leaf.update(dtype=qwen.dtype_of(path, self.spec.dtype), sharding=sharding)
+
+        shardings = param_shardings(model, self.mesh)
+        return jax.tree.map_with_path(place, qwen.abstract(model), shardings)
+
+    def abstract_adapter(self) -> qwen.Params:
+        """Returns the arrays of the adapter, in fp32. The blueprint has one."""
+        adapter, model = self.spec.compute.adapter, self.models.policy
+        assert adapter.rank, "the blueprint has no adapter"
+
+        def place(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+            return leaf.update(sharding=sharding)
+
+        shardings = adapter_shardings(model, adapter, self.mesh)
+        return jax.tree.map(place, adapters.abstract(model, adapter), shardings)
+
+    def abstract_weights(self) -> qwen.Params:
+        """Returns the arrays of the model, joined with those of its adapter if it has one."""
+        adapter = self.spec.compute.adapter
+        if not adapter.rank:
+            return self.abstract_model()
+        return adapters.join(self.abstract_model(), self.abstract_adapter(), adapter.scale)
+
+    def own_arrays(self) -> qwen.Params:
+        """Returns the arrays that the model does not share with the policy."""
+        return self.abstract_adapter() if self.spec.shares_base else self.abstract_weights()
 
     def publisher(self) -> Callable[[qwen.Params], qwen.Params]:
         """Returns the function that converts the trainer's weights for the decoder."""
@@ -168,7 +242,44 @@ def describe(spec: Spec[Trains], models: Models, topology: Topology) -> Blueprin
     if spec.sampling is not None:
         engine = _make_engine(spec, spec.sampling, models, decoder_mesh, num_decoders)
     learners = spec.learners(models, mesh)
-    return Blueprint(spec, models, mesh, decoder_mesh, num_decoders, engine, learners)
+    blueprint = Blueprint(spec, models, mesh, decoder_mesh, num_decoders, engine, learners)
+    return replace(
+        blueprint,
+        critic=_describe_part(spec.critic, models.critic, blueprint),
+        teacher=describe_teacher(spec.teacher, models, blueprint),
+        reference=_describe_part(spec.reference, models.policy, blueprint),
+    )
+
+
+def _describe_part(
+    spec: Spec[None] | None, model: qwen.QwenConfig | None, run: Blueprint[object]
+) -> Blueprint[None] | None:
+    """Returns the blueprint of another model on the training mesh of a run."""
+    if spec is None:
+        return None
+    assert model is not None, "a spec needs the architecture of its model"
+    return Blueprint(spec, Models(model), run.mesh, run.decoder_mesh, run.num_decoders, None, None)
+
+
+def describe_teacher(
+    spec: Spec[None] | None, models: Models, run: Blueprint[object]
+) -> Blueprint[None] | None:
+    """Returns the blueprint of a teacher on the training mesh of a run; None: it has no arrays."""
+    if spec is not None:
+        compute = replace(spec.compute, adapter=models.teacher_adapter)
+        spec = replace(spec, compute=compute)
+    return _describe_part(spec, models.teacher, run)
+
+
+def describe_on_one_device(model: qwen.QwenConfig, dtype: str = "float32") -> Blueprint[None]:
+    """Returns the blueprint of a model on the first device, where nothing samples or trains.
+
+    dtype: type of the parameters.
+    """
+    spec = Spec(ModelConfig(), MeshConfig(fsdp=1), None, no_learners, dtype=dtype)
+    return describe(
+        spec, Models(model), Topology(jax.devices()[:1], jax.devices()[0].process_index)
+    )
 
 
 def check_tensor_axis(mesh: Mesh, model: qwen.QwenConfig) -> None:
@@ -226,13 +337,73 @@ def spec_of_run(settings: Config) -> Spec[Trainer | SupervisedTrainer]:
     if settings.sft is None or settings.eval.suites:
         sampling = sampling_of(rollout, settings.algorithm, settings.eval)
     learners = _rl_learners if settings.sft is None else _fine_tuning_learners
-    return Spec(
+    spec = Spec(
         settings.model,
         settings.mesh,
         sampling,
         partial(learners, settings),
         settings.rollout.decode_devices,
         settings.rollout.hosts_per_decoder,
+    )
+    if settings.sft is not None:
+        return spec
+    return replace(
+        spec,
+        critic=spec_of_critic(settings.model, settings.mesh, settings.algorithm),
+        teacher=spec_of_teacher(teacher_settings(settings), settings.mesh),
+        reference=spec_of_reference(
+            settings.model, settings.mesh, settings.algorithm, settings.teacher
+        ),
+    )
+
+
+# A part of a run has an adapter exactly if its frozen base is the policy's, or if it is a teacher
+# with an adapter of its own.
+
+
+def spec_of_critic(
+    compute: ModelConfig, mesh: MeshConfig, algorithm: Algorithm
+) -> Spec[None] | None:
+    """Returns the critic of a run: a model, or a new adapter on the policy's frozen base."""
+    if not algorithms.needs_critic(algorithm):
+        return None
+    return Spec(compute, mesh, None, no_learners, shares_base=bool(compute.adapter.rank))
+
+
+def spec_of_reference(
+    compute: ModelConfig,
+    mesh: MeshConfig,
+    algorithm: Algorithm,
+    teacher: teachers.Teacher | None,
+) -> Spec[None] | None:
+    """Returns the reference policy of a run, for its KL term or as its teacher."""
+    if not (algorithms.needs_reference(algorithm) or isinstance(teacher, teachers.Reference)):
+        return None
+    return Spec(compute, mesh, None, no_learners, shares_base=bool(compute.adapter.rank))
+
+
+def teacher_settings(settings: Config) -> TeacherSettings | None:
+    """Returns the settings of a run's teacher, or None if the algorithm uses no teacher."""
+    if settings.teacher is None or not algorithms.needs_teacher(settings.algorithm):
+        return None
+    # A warm start trains the full model before the adapter, so the base is not the model at
+    # model.path.
+    is_base_frozen = bool(settings.model.adapter.rank) and settings.warm_start is None
+    return TeacherSettings(
+        settings.teacher, settings.model, settings.rollout, settings.train, is_base_frozen
+    )
+
+
+def spec_of_teacher(teaching: TeacherSettings | None, mesh: MeshConfig) -> Spec[None] | None:
+    """Returns the teacher of a run if it is a model (teacher=model) with arrays on the mesh.
+
+    `describe` gives it the adapter of its architectures (`Models.teacher_adapter`).
+    """
+    if teaching is None or not isinstance(teaching.choice, teachers.Model):
+        return None
+    compute = replace(teaching.policy, base="native", adapter=AdapterConfig())
+    return Spec(
+        compute, mesh, None, no_learners, dtype=compute.dtype, shares_base=teaching.shares_base
     )
 
 

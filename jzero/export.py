@@ -15,9 +15,10 @@ from pathlib import Path
 import jax
 
 from jzero import cli, command_flags, config, setup, terminal
+from jzero.blueprint import describe_on_one_device
 from jzero.errors import UserError
 from jzero.files import read_text
-from jzero.model import adapters, hub, huggingface, peft, qwen
+from jzero.model import adapters, hub, peft, qwen
 from jzero.model.base_model import BaseModel, read_base_model
 from jzero.model.hub import is_on_hub
 from jzero.run import buckets, history
@@ -25,6 +26,7 @@ from jzero.run.checkpoint import Checkpoints
 from jzero.run.export_model import export_adapter, export_model
 from jzero.run.model_card import CardOptions, make_card
 from jzero.run.record import base_of, evaluations_of
+from jzero.service.weights import load
 from jzero.training.frozen_base import check_base
 
 # The files of an export.
@@ -168,7 +170,7 @@ def merged_params(
         return trained
     # The base gets the dtype of the run's computation, so that the export equals the trained model.
     directory = setup.initial_weights(settings, base, workdir).directory
-    frozen = huggingface.load(directory, base.model, dtype=settings.model.dtype)
+    frozen = load(describe_on_one_device(base.model, settings.model.dtype), directory)
     return adapters.join(frozen, trained, adapter.scale)
 
 

@@ -118,7 +118,7 @@ def build(settings: Config, run: str, store: Store, pool: Pool) -> tuple[Sampler
         return sampler, Weights(reader, publish, shardings, None, 0.0, takes_newest)
     check_base(reader, base)
     shardings = adapter_shardings(base.model, adapter, loading_mesh)
-    frozen = decoder.load_frozen()
+    frozen = decoder.load_model()
     return sampler, Weights(reader, publish, shardings, frozen, adapter.scale, takes_newest)
 
 

@@ -16,12 +16,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from jzero import algorithms
 from jzero.answers import published
-from jzero.blueprint import Blueprint, attached_topology, describe, models_of, spec_of_run
+from jzero.blueprint import (
+    Blueprint,
+    Models,
+    attached_topology,
+    describe,
+    models_of,
+    spec_of_run,
+    teacher_settings,
+)
 from jzero.clock import Clock
 from jzero.config import (
     AdapterConfig,
@@ -29,19 +36,19 @@ from jzero.config import (
     Jobs,
     ModelConfig,
     WarmStart,
-    context_mistakes,
-    positions_of,
+    teachers,
     to_json,
     turns,
     validate,
 )
+from jzero.distillation.build import read_teacher
 from jzero.environments.tools import episodes as tool_episodes
 from jzero.errors import UserError
 from jzero.fields import part_name
 from jzero.hosts import collectives, peers, processes
 from jzero.hosts.interrupt import StopCheck, never_stop
 from jzero.jobs.stream import STREAMS, JobSettings, JobStream
-from jzero.model import adapters, chat_template, huggingface, peft, qwen
+from jzero.model import adapters, chat_template, huggingface, qwen
 from jzero.model.base_model import BaseModel, read_base_model
 from jzero.model.families import window_of
 from jzero.model.tokenizer import PreTrainedTokenizerFast
@@ -68,7 +75,8 @@ from jzero.run.hub_pushes import check_token
 from jzero.run.resume import steps_to_discard
 from jzero.run.trackers import check_trackers
 from jzero.run.workdir import check_workdir
-from jzero.sharding.mesh import param_shardings
+from jzero.service.resolve import check_context, with_given_adapter
+from jzero.service.weights import load_critic, load_full, load_given_adapter
 from jzero.tasks import (
     check_task_settings,
     evaluated_task,
@@ -97,7 +105,8 @@ class Run:
 
     config: Config
     base: BaseModel  # the initial model
-    trainer: Trainer
+    trainer: Trainer  # the learners of the blueprint
+    blueprint: Blueprint[Trainer | SupervisedTrainer]
     sampler: Sampler
     publish: Callable[[qwen.Params], qwen.Params]  # the trainer's parameters -> the sampler's
     stream: Stream | None  # None if every step samples its rollouts itself
@@ -247,22 +256,6 @@ def with_steps(config: Config) -> Config:
     return replace(config, train=replace(train, steps=steps))
 
 
-def with_given_adapter(config: Config) -> Config:
-    """Returns the config with rank, alpha and targets of the initial adapter (model.adapter.path).
-
-    Only config.json of the model is read. Raises UserError if the settings are inconsistent, or the
-    adapter cannot be read.
-    """
-    given = config.model.adapter
-    if not given.path:
-        return config
-    validate(config)
-    directory = huggingface.resolve(config.model.path, ("config.json",))
-    model, _ = huggingface.load_config(directory)
-    adapter = peft.with_path(given, model)
-    return replace(config, model=replace(config.model, adapter=adapter))
-
-
 def with_prompt_date(config: Config, base: BaseModel) -> Config:
     """Returns the config with the current date, if the chat template writes it into prompts.
 
@@ -275,14 +268,6 @@ def with_prompt_date(config: Config, base: BaseModel) -> Config:
     date = str(collectives.gather_json(str(chat_template.prompt_date(base.tokenizer)))[0])
     chat_template.set_prompt_date(base.tokenizer, date)
     return replace(config, model=replace(config.model, prompt_date=date))
-
-
-def check_context(config: Config, base: BaseModel) -> None:
-    """Raises UserError if the run's sequences may be longer than the model allows."""
-    positions = config.model.max_position_embeddings or positions_of(base.hf_config)
-    mistakes = list(context_mistakes(config, positions, window_of(base.hf_config)))
-    if mistakes:
-        raise UserError("; ".join(mistakes))
 
 
 # -- building --------------------------------------------------------------------------------------
@@ -307,7 +292,7 @@ def build(
     sampler = make_sampler(blueprint.decoder, base, config.task, pool)
     stream = make_stream(config, sampler, base, workdir)
     processes.print_once(describe_model(base.model, config.model, blueprint.mesh))
-    return Run(config, base, trainer, sampler, blueprint.publisher(), stream)
+    return Run(config, base, trainer, blueprint, sampler, blueprint.publisher(), stream)
 
 
 class DescribedRun(NamedTuple):
@@ -344,7 +329,7 @@ def blueprint_of(
     recorded_pages: the number of KV cache pages that the run started with; 0 for a new run. Raises
     UserError if the settings do not fit the model or the devices.
     """
-    models = models_of(base, read_critic(config, base.model))
+    models = models_of(base, read_others(config, base.model))
     blueprint = describe(spec_of_run(config), models, attached_topology())
     if blueprint.engine is None:
         return blueprint
@@ -353,6 +338,16 @@ def blueprint_of(
         planned = replace(config, model=replace(config.model, path=str(base.directory)))
     room = room_in_run(config.memory, blueprint.engine, lambda: fitting_pages(planned))
     return with_pages(blueprint, room, recorded_pages)
+
+
+def read_others(config: Config, policy: qwen.QwenConfig) -> Models:
+    """Returns the architectures of the critic and the teacher of a run. Reads no weights."""
+    models = Models(policy, read_critic(config, policy))
+    teaching = teacher_settings(config)
+    if teaching is None or not isinstance(teaching.choice, teachers.Model):
+        return models
+    teacher, adapter = read_teacher(teaching.policy, teaching.choice)
+    return models._replace(teacher=teacher, teacher_adapter=adapter)
 
 
 def read_critic(config: Config, policy: qwen.QwenConfig) -> qwen.QwenConfig | None:
@@ -534,7 +529,7 @@ def first_state(run: Run) -> State:
     config, policy = run.config, run.trainer.policy
     if config.warm_start is not None:
         check_warm_start(config, config.warm_start)
-    params = policy.load_params(run.base.directory, config.train.seed)
+    params = load_full(run.blueprint, policy, run.base.directory, config.train.seed)
     if config.warm_start is not None:
         params = warm_started(config, policy, run.base.tokenizer, params, never_stop)
     return initial_state(run, policy.freeze(params))
@@ -546,43 +541,17 @@ def initial_state(run: Run, params: qwen.Params) -> State:
     With an adapter, `params` are the frozen base, which policy and critic share.
     """
     seed = run.config.train.seed
-    state = run.trainer.policy.start_on(params, seed)
+    given = load_given_adapter(run.blueprint)
+    state = run.trainer.policy.start_on(params, seed, given)
     critic = run.trainer.critic
     if critic is None:
         return state
     # The adapter of the critic is on the same frozen base as the adapter of the policy.
     if run.config.model.adapter.rank:
         return replace(state, critic=critic.start_on(params, seed))
-    return replace(state, critic=critic.start(initial_critic_params(run, critic, params)))
-
-
-def initial_critic_params(run: Run, critic: Learner, params: qwen.Params) -> qwen.Params:
-    """Returns the initial parameters of the critic, with a new value head.
-
-    The backbone comes from critic.path, or else is a copy of the policy's.
-    """
-    backbone = params
-    if path := run.config.critic.path:
-        # The files of a language model have no value head.
-        model = replace(critic.model, value_head=False)
-        shardings = param_shardings(model, critic.mesh)
-        backbone = huggingface.load(huggingface.resolve(path), model, shardings)
-
-    # Updates donate the states of the policy and the critic, so the two must not share an array.
-    def copy(array: jax.Array, sharding: NamedSharding) -> jax.Array:
-        return jax.jit(jnp.copy, out_shardings=sharding)(array)
-
-    values = {
-        name: jax.tree.map(copy, backbone[name], critic.shardings[name])
-        for name in ("embed", "layers", "norm")
-    }
-
-    def init_head() -> jax.Array:
-        return qwen.init(critic.model, jax.random.key(run.config.train.seed))["value"]
-
-    # Under jit XLA drops the random parameters that are not returned, so only the head is computed.
-    values["value"] = jax.jit(init_head, out_shardings=critic.shardings["value"])()
-    return values
+    path = run.config.critic.path
+    values = load_critic(run.blueprint, critic, path, params, seed)
+    return replace(state, critic=critic.start(values))
 
 
 def with_base(state: State, base: qwen.Params) -> State:

@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import descriptions
 import jax
@@ -23,8 +24,10 @@ from descriptions import Description
 
 from jzero import config
 from jzero.algorithms import Algorithm
+from jzero.blueprint import Blueprint, Models, Spec
 from jzero.fields import is_part
 from jzero.model import qwen
+from jzero.service.weights import load_reference
 from jzero.tokens import Tokens
 from jzero.training.examples import Example
 from jzero.training.learner import Learner
@@ -128,6 +131,26 @@ def random_params(model: qwen.QwenConfig = MODEL, scale: float = 0.15) -> qwen.P
 def placed(policy: Learner, params: qwen.Params) -> qwen.Params:
     """Returns a copy of the parameters on the policy's mesh, which the policy may donate."""
     return jax.tree.map(lambda x, s: jax.device_put(np.asarray(x), s), params, policy.shardings)
+
+
+def blueprint_of(policy: Learner) -> Blueprint[Learner]:
+    """Returns the blueprint of a learner that was made without one."""
+    spec = Spec(policy.compute, config.MeshConfig(), None, lambda models, mesh: policy)
+    return Blueprint(spec, Models(policy.model), policy.mesh, policy.mesh, 1, None, policy)
+
+
+def reference_of(
+    policy: Learner,
+    workdir: Path,
+    algorithm: Algorithm,
+    step: int,
+    state: State,
+    oldest_checkpoint: int,
+) -> qwen.Params:
+    """Returns what `load_reference` does for a learner that was made without a blueprint."""
+    return load_reference(
+        blueprint_of(policy), policy, workdir, algorithm, step, state, oldest_checkpoint
+    )
 
 
 def random_rollouts(

@@ -20,6 +20,7 @@ from jzero.errors import UserError
 from jzero.loops import rl, sft
 from jzero.model import adapters, huggingface, peft, qwen, tokenizer
 from jzero.model.new_model import new_model
+from jzero.service.weights import load
 from jzero.setup import with_given_adapter
 from jzero.workers.pool import Pool
 
@@ -248,7 +249,7 @@ def test_rl_starts_from_the_adapter_and_a_new_critic(base: Path, adapter: Path) 
     config.algorithm = algorithms.PRESETS["ppo"]()
     run = setup.build(with_given_adapter(config), None)  # pyright: ignore
 
-    state = setup.initial_state(run, run.trainer.policy.load_params(base, 0))
+    state = setup.initial_state(run, load(run.blueprint.without_adapter(), base))
 
     assert_equal(state.params, random_adapter())
     assert state.critic is not None

@@ -19,12 +19,12 @@ from jaxtyping import Array, Bool, Float, Float32, Int, Int32
 
 from jzero import attention
 from jzero.audits.log import Sampling
+from jzero.blueprint import describe_on_one_device
 from jzero.model import experts, qwen
 from jzero.model.architecture import Params, QwenConfig
 from jzero.model.arithmetic import PLAIN
 from jzero.model.run_model import ModelInputs, run_model
 from jzero.numerics.sizes import power_of_two
-from jzero.sharding.mesh import train_mesh
 from jzero.training.packed_rows import PackedRows
 from jzero.types import RowLayout
 
@@ -135,7 +135,7 @@ def _forward(
     positions: Int[Array, "B T"],
     is_token: Bool[Array, "B T"],
 ) -> Float[Array, "B T E"]:
-    mesh = train_mesh(1, 1, 1, jax.devices()[:1])
+    mesh = describe_on_one_device(config).mesh
     # The reference implementation: kernels round in other ways.
     backend = attention.choose(
         "xla", mesh, window=config.sliding_window, soft_cap=config.attn_logit_softcapping

@@ -1,8 +1,7 @@
 """Builds the teacher of `config.teacher`, and checks that it fits the policy.
 
-    settings = teacher_settings(config)
-    check_teacher(settings, base, mesh)               # fast and early: reads no weights
-    teacher = make_teacher(settings, base, trainer)   # after the policy is built
+    check_teacher(settings, base, mesh)                       # fast and early: reads no weights
+    teacher = make_teacher(settings, base, trainer, arrays)   # after the policy is built
 
 Every process of a run calls both.
 """
@@ -11,15 +10,13 @@ from pathlib import Path
 
 from jax.sharding import Mesh
 
-from jzero import algorithms
-from jzero.config import POSITIONS, Config, ModelConfig, teachers
+from jzero.config import POSITIONS, AdapterConfig, ModelConfig, teachers
 from jzero.decoder.program_settings import repeats_heads
 from jzero.distillation.in_process import (
     ModelTeacher,
+    TeacherArrays,
     TeacherSettings,
     Weights,
-    load_adapter,
-    load_teacher,
     own_row_shapes,
     teacher_learner,
 )
@@ -27,38 +24,25 @@ from jzero.distillation.prompts import TeacherPrompts, read_template
 from jzero.distillation.server import ScoringClient, ServerTeacher, check_tokens
 from jzero.errors import UserError
 from jzero.hosts import processes
-from jzero.model import adapters, huggingface, peft, qwen, tokenizer
+from jzero.model import huggingface, peft, qwen, tokenizer
 from jzero.model.base_model import BaseModel
 from jzero.model.families import window_of
 from jzero.model.tokenizer import PreTrainedTokenizerFast
-from jzero.training.frozen import freeze
 from jzero.training.learner import Learner
 from jzero.training.teacher import Teacher
 from jzero.training.trainer import Trainer
 from jzero.types import State
 
 
-def teacher_settings(config: Config) -> TeacherSettings | None:
-    """Returns the settings of a run's teacher, or None if the algorithm uses no teacher."""
-    if config.teacher is None or not algorithms.needs_teacher(config.algorithm):
-        return None
-    # A warm start trains the full model before the adapter, so the base is not the model at
-    # model.path.
-    is_base_frozen = bool(config.model.adapter.rank) and config.warm_start is None
-    return TeacherSettings(
-        config.teacher, config.model, config.rollout, config.train, is_base_frozen
-    )
-
-
 def make_teacher(
     settings: TeacherSettings | None,
     base: BaseModel,
     trainer: Trainer,
+    arrays: TeacherArrays | None = None,
 ) -> Teacher | None:
     """Returns the teacher of a run, or None if the algorithm uses no teacher.
 
-    Loads the weights of teacher=model onto the mesh of the trainer. Raises UserError if they cannot
-    be read.
+    arrays: of teacher=model, which `jzero.service.weights` loads onto the mesh of the trainer.
     """
     if settings is None:
         return None
@@ -70,7 +54,8 @@ def make_teacher(
     policy = trainer.policy
     learner = policy
     if isinstance(teacher, teachers.Model):
-        learner, weights = model_weights(settings, teacher, trainer)
+        assert arrays is not None, "teacher=model needs its arrays"
+        learner, weights = scoring_learner(arrays.model, trainer), weights_of_model(arrays)
     elif isinstance(teacher, teachers.Policy):
         weights = weights_of_policy(policy)
     else:
@@ -131,35 +116,26 @@ def constant_weights(params: qwen.Params) -> Weights:
     return weights
 
 
-def model_weights(
-    settings: TeacherSettings,
-    teacher: teachers.Model,
-    trainer: Trainer,
-) -> tuple[Learner, Weights]:
-    """Returns the learner of teacher=model, and a function that returns its parameters.
+def scoring_learner(model: qwen.QwenConfig, trainer: Trainer) -> Learner:
+    """Returns the learner whose score program a teacher with architecture `model` runs.
+
+    A teacher with the policy's architecture runs the policy's compiled program.
+    """
+    return trainer.policy if model == trainer.policy.model else teacher_learner(model, trainer)
+
+
+def weights_of_model(arrays: TeacherArrays) -> Weights:
+    """Returns a function that returns the parameters of teacher=model.
 
     A teacher that is an adapter on the policy's frozen base shares the arrays of the base.
     """
-    policy = trainer.policy
-    directory = teacher_directory(settings.policy, teacher)
-    model, _ = huggingface.load_config(directory)
-    # A teacher with the policy's architecture runs the policy's compiled program.
-    learner = policy if model == policy.model else teacher_learner(model, trainer)
-
-    if not teacher.adapter:
-        return learner, constant_weights(load_teacher(directory, learner))
-
-    adapter, adapter_settings = load_adapter(teacher.adapter, learner)
-    if not settings.shares_base:
-        # Another model than the policy's base: freeze it and join it with the adapter once.
-        params = load_teacher(directory, learner)
-        frozen = freeze(params, model, learner.mesh, learner.compute.dtype)
-        return learner, constant_weights(adapters.join(frozen, adapter, adapter_settings.scale))
+    if arrays.base is not None:
+        return constant_weights(arrays.join(arrays.base))
 
     def weights_on_policy_base(state: State, reference: qwen.Params | None) -> qwen.Params:
-        return adapters.join(state.base, adapter, adapter_settings.scale)
+        return arrays.join(state.base)
 
-    return learner, weights_on_policy_base
+    return weights_on_policy_base
 
 
 def teacher_directory(policy: ModelConfig, teacher: teachers.Model) -> Path:
@@ -169,6 +145,16 @@ def teacher_directory(policy: ModelConfig, teacher: teachers.Model) -> Path:
         return huggingface.resolve(path)
     except UserError as error:
         raise UserError(f"teacher.path={path}: {error}") from None
+
+
+def read_teacher(
+    policy: ModelConfig, teacher: teachers.Model
+) -> tuple[qwen.QwenConfig, AdapterConfig]:
+    """Returns the architecture of teacher=model, and the settings of its adapter."""
+    model, _ = huggingface.load_config(teacher_directory(policy, teacher))
+    if not teacher.adapter:
+        return model, AdapterConfig()
+    return model, peft.read_settings(peft.resolve(teacher.adapter), model)
 
 
 # -- checks ----------------------------------------------------------------------------------------

@@ -14,18 +14,14 @@ import itertools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from jzero.config import AdapterConfig, ModelConfig, RolloutConfig, TrainConfig, teachers
 from jzero.distillation.prompts import TeacherPrompts
-from jzero.model import adapters, huggingface, peft, qwen
-from jzero.sharding.mesh import adapter_shardings
+from jzero.model import adapters, qwen
 from jzero.tokens import Tokens
 from jzero.training.learner import Learner, fetch_rows, policy_learner, scored_fields
 from jzero.training.packing import PackedBatch, TrainingSequence, pack
@@ -38,6 +34,22 @@ Item = TypeVar("Item")
 
 # (the policy's State, the reference policy or None) -> parameters of a full model
 Weights = Callable[[State, qwen.Params | None], qwen.Params]
+
+
+class TeacherArrays(NamedTuple):
+    """The arrays of teacher=model on the training mesh, in model.dtype."""
+
+    model: qwen.QwenConfig
+    # A full model, or the frozen base of the adapter. None: the frozen base of the policy.
+    base: qwen.Params | None
+    adapter: qwen.Params | None = None
+    scale: float = 1.0  # of the adapter
+
+    def join(self, base: qwen.Params) -> qwen.Params:
+        """Returns the parameters of the teacher on a base."""
+        if self.adapter is None:
+            return base
+        return adapters.join(base, self.adapter, self.scale)
 
 
 @dataclass(frozen=True)
@@ -178,45 +190,3 @@ def own_row_shapes(settings: TeacherSettings, mesh: Mesh) -> RowShapes | None:
     if not settings.choice.prompt:
         return None
     return row_shapes(settings.train, settings.rollout, mesh, settings.max_prompt_tokens)
-
-
-# -- the weights of kind=model ---------------------------------------------------------------------
-
-
-def load_teacher(directory: Path, learner: Learner) -> qwen.Params:
-    """Returns the model in `directory`, in model.dtype and with the policy's sharding."""
-    return huggingface.load(
-        directory, learner.model, learner.model_shardings, learner.compute.dtype
-    )
-
-
-def load_adapter(path: str, learner: Learner) -> tuple[qwen.Params, AdapterConfig]:
-    """Returns the adapter at `path`, with the sharding of a policy's adapter, and its settings.
-
-    Raises UserError if the adapter does not fit the learner's model.
-    """
-    directory = peft.resolve(path)
-    settings = peft.read_settings(directory, learner.model)
-    shardings = adapter_shardings(learner.model, settings, learner.mesh)
-    return peft.load(directory, learner.model, settings, shardings), settings
-
-
-def abstract_teacher(learner: Learner) -> qwen.Params:
-    """Returns the shapes, dtypes and shardings of a teacher that `load_teacher` returns."""
-
-    def place(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
-        return leaf.update(dtype=jnp.dtype(learner.compute.dtype), sharding=sharding)
-
-    return jax.tree.map(place, qwen.abstract(learner.model), learner.model_shardings)
-
-
-def abstract_adapted(base: qwen.Params, path: str, learner: Learner) -> qwen.Params:
-    """Returns the shapes of a base with the adapter at `path`; reads only its settings."""
-    settings = peft.read_settings(peft.resolve(path), learner.model)
-
-    def place(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
-        return leaf.update(sharding=sharding)
-
-    shardings = adapter_shardings(learner.model, settings, learner.mesh)
-    adapter = jax.tree.map(place, adapters.abstract(learner.model, settings), shardings)
-    return adapters.join(base, adapter, settings.scale)

@@ -17,9 +17,10 @@ from pathlib import Path
 
 import jax
 
-from jzero import algorithms, terminal
-from jzero.config import Config, Jobs, teachers
-from jzero.distillation.build import check_teacher, make_teacher, teacher_settings
+from jzero import terminal
+from jzero.blueprint import teacher_settings
+from jzero.config import Config, Jobs
+from jzero.distillation.build import check_teacher, make_teacher
 from jzero.errors import UserError
 from jzero.files import JsonObject, split_commas
 from jzero.hosts import interrupt, peers, processes
@@ -39,6 +40,7 @@ from jzero.run.metrics import nonfinite
 from jzero.run.samples import logged_rows, write_responses
 from jzero.run.session import RunSession
 from jzero.run.trajectories import write_trajectories
+from jzero.service.weights import load_base, load_model, load_reference, load_teacher
 from jzero.setup import (
     Run,
     abstract_state,
@@ -55,9 +57,9 @@ from jzero.setup import (
 )
 from jzero.sharding.publish import published_bytes
 from jzero.tasks.problem_checks import check_problems
-from jzero.training.frozen_base import freeze_model, load_base, load_model, name_base
+from jzero.training.frozen_base import freeze_model, name_base
 from jzero.training.offload import at_rest
-from jzero.training.reference import load_reference, reference_step
+from jzero.training.reference import reference_step
 from jzero.training.step import UpdateResult, save_batches, update_on_rollouts
 from jzero.types import Rollout, State
 from jzero.workers.pool import Pool
@@ -121,12 +123,13 @@ def train(config: Config, workdir: Path) -> JsonObject:
             else:
                 with terminal.phase("restore the checkpoint"):
                     state = session.restore(abstract_state(run))
-                    base = load_base(session.weights, run.trainer.policy, session.record.base)
+                    base = load_base(session.weights, run.blueprint, session.record.base)
                     state = at_rest(run.trainer, with_base(state, base))
                     restore_stream(run, session.record.streams)
             reference = None
-            teacher = make_teacher(teaching, run.base, run.trainer)
-            if needs_reference(config):
+            arrays = load_teacher(teaching, run.blueprint.teacher)
+            teacher = make_teacher(teaching, run.base, run.trainer, arrays)
+            if run.blueprint.reference is not None:
                 reference = current_reference(run, session, session.record.step, state)
 
             # --------------------------------------------------------------------------------------
@@ -215,13 +218,6 @@ def steps_of_pass(config: Config, num_problems: int | None) -> float | None:
     return problem_sets.steps_of_pass(config.rollout.num_prompts, num_problems, pass_end)
 
 
-def needs_reference(config: Config) -> bool:
-    """Returns whether the run keeps a reference policy, for its KL term or as its teacher."""
-    return algorithms.needs_reference(config.algorithm) or isinstance(
-        config.teacher, teachers.Reference
-    )
-
-
 def start_state(
     run: Run,
     session: RunSession,
@@ -239,7 +235,7 @@ def start_state(
     # An adapter's base is frozen as soon as no later step changes it: here without a warm start,
     # otherwise after it.
     with terminal.phase("load the model"):
-        params = load_model(session.weights, policy, config.train.seed)
+        params = load_model(session.weights, run.blueprint, policy, config.train.seed)
     evaluate_policy(run, session, held_out, "before", params, check_stop)
     if config.warm_start is not None:
         with run.clock("warm_start"):
@@ -346,9 +342,11 @@ def evaluate_policy(
 def current_reference(run: Run, session: RunSession, step: int, state: State) -> qwen.Params:
     """Returns the reference policy that applies after `step`. See `training.reference`."""
     oldest_checkpoint = min(session.checkpoints.steps(), default=0)
+    assert run.blueprint.reference is not None, "the run has no reference policy"
     return load_reference(
-        session.workdir,
+        run.blueprint.reference,
         run.trainer.policy,
+        session.workdir,
         run.config.algorithm,
         step,
         state,

@@ -46,11 +46,12 @@ from jzero.run.samples import write_responses
 from jzero.run.session import RunSession
 from jzero.run.trackers import check_trackers
 from jzero.run.workdir import check_workdir
+from jzero.service.weights import load_base, load_given_adapter, load_model
 from jzero.setup import DescribedRun, describe_run, resolve
 from jzero.tasks import TASKS, draws_examples, suites
 from jzero.training.draft_head import head_metrics
 from jzero.training.examples import TURNS, Example, ExampleRow, encode_row
-from jzero.training.frozen_base import load_base, load_model, name_base
+from jzero.training.frozen_base import name_base
 from jzero.training.heads import Stats, expert_metrics
 from jzero.training.optimizer import learning_rate
 from jzero.training.packing import PackedBatch
@@ -164,14 +165,15 @@ def train(config: Config, workdir: Path) -> JsonObject:
 
         if session.resume_step is None:
             with terminal.phase("load the model"):
-                params = load_model(session.weights, learner, config.train.seed)
+                params = load_model(session.weights, blueprint, learner, config.train.seed)
             session.record.base = name_base(session.weights)
-            state = learner.start_on(params, config.train.seed)
+            given = load_given_adapter(blueprint)
+            state = learner.start_on(params, config.train.seed, given)
             evaluate_model(trainer, session, test, "before", learner.weights(state))
         else:
             with terminal.phase("restore the checkpoint"):
                 state = session.restore(learner.abstract_state())
-                frozen = load_base(session.weights, learner, session.record.base)
+                frozen = load_base(session.weights, blueprint, session.record.base)
                 state = replace(state, base=frozen)
 
         # ------------------------------------------------------------------------------------------

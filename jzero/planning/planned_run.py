@@ -18,6 +18,7 @@ from jzero.blueprint import (
     Topology,
     describe,
     spec_of_run,
+    teacher_settings,
     with_needed_slots,
 )
 from jzero.config import teachers
@@ -25,16 +26,10 @@ from jzero.decoder.abstract_calls import abstract_calls, score_calls
 from jzero.decoder.engine import Engine
 from jzero.decoder.prefill import prefill_shape, prefill_shapes
 from jzero.decoder.score_program import MAX_ALTERNATIVES
-from jzero.distillation.build import teacher_settings
-from jzero.distillation.in_process import (
-    TeacherSettings,
-    abstract_adapted,
-    abstract_teacher,
-    own_row_shapes,
-    teacher_learner,
-)
+from jzero.distillation.build import scoring_learner
+from jzero.distillation.in_process import TeacherSettings, own_row_shapes
 from jzero.errors import UserError
-from jzero.model import adapters, mtp, tokenizer
+from jzero.model import adapters, mtp, peft, tokenizer
 from jzero.model.architecture import ATTENTION
 from jzero.model.new_model import check_experts, new_model
 from jzero.numerics.sizes import power_of_two
@@ -50,7 +45,6 @@ from jzero.sharding.publish import (
 )
 from jzero.sharding.side_by_side import weight_layout
 from jzero.training.credit import CreditSettings
-from jzero.training.frozen import abstract_base
 from jzero.training.heads import Objective
 from jzero.training.learner import Learner
 from jzero.training.supervised import SupervisedTrainer
@@ -173,7 +167,6 @@ def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
     batches = abstract_batches(trainer)
     needs_old = trainer.needs_old_logps
     needs_reference = algorithms.needs_reference(settings.algorithm)
-    keeps_reference = needs_reference or isinstance(settings.teacher, teachers.Reference)
 
     learner_programs = trainer.policy.programs(batches, trainer.layouts)
     batch_arguments = learner_programs["update"][1][1]
@@ -191,8 +184,8 @@ def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
     # The frozen base serves as the reference of an adapter, until a later adapter replaces it
     # (algorithm.reference_every).
     is_frozen_base = settings.model.adapter.rank and not settings.algorithm.reference_every
-    if keeps_reference and not is_frozen_base:
-        parts["reference"] = parts["weights"]
+    if blueprint.reference is not None and not is_frozen_base:
+        parts["reference"] = device_bytes(blueprint.reference.own_arrays())
     if trainer.critic:
         for name, program in trainer.critic.programs(batches, trainer.layouts).items():
             programs[f"critic-{name}"] = program
@@ -201,12 +194,12 @@ def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
         parts["critic optimizer"] = device_bytes(critic_state.opt_state)
 
     teaching = teacher_settings(settings)
-    teacher = _teacher(teaching, trainer) if teaching else None
-    if teaching is not None and teacher is not None:
+    teacher = _teacher(teaching, trainer, blueprint) if teaching else None
+    if teacher is not None:
         programs["teacher-score"] = _scoring_program(teacher)
-        # Policy and reference are already counted. Another model adds its weights.
-        if isinstance(teaching.choice, teachers.Model):
-            parts["teacher"] = _unshared_bytes(teaching, teacher)
+    # Policy and reference are already counted. Another model adds its weights.
+    if blueprint.teacher is not None:
+        parts["teacher"] = device_bytes(blueprint.teacher.own_arrays())
 
     has_critic = trainer.critic is not None
     num_scoring_passes = needs_old + needs_reference + has_critic + (teacher is not None)
@@ -222,7 +215,9 @@ def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
     )
 
 
-def _teacher(settings: TeacherSettings, trainer: Trainer) -> PlannedTeacher | None:
+def _teacher(
+    settings: TeacherSettings, trainer: Trainer, run: Blueprint[Trainer | SupervisedTrainer]
+) -> PlannedTeacher | None:
     """Returns the teacher as `distillation.build` makes it; None if none is on the mesh."""
     choice, policy = settings.choice, trainer.policy
     if isinstance(choice, teachers.Server):
@@ -241,13 +236,9 @@ def _teacher(settings: TeacherSettings, trainer: Trainer) -> PlannedTeacher | No
     if isinstance(choice, teachers.Reference):
         return PlannedTeacher(policy, policy.abstract_base(), shapes, own_rows)
 
-    model = architecture(choice.path or settings.policy.path)
-    learner = teacher_learner(model, trainer)
-    weights = abstract_teacher(learner)
-    if choice.adapter:
-        base = abstract_base(model, policy.mesh, learner.compute.dtype)
-        weights = abstract_adapted(base, choice.adapter, learner)
-    return PlannedTeacher(learner, weights, shapes, own_rows)
+    assert run.teacher is not None, f"{choice=}"
+    learner = scoring_learner(run.teacher.models.policy, trainer)
+    return PlannedTeacher(learner, run.teacher.abstract_weights(), shapes, own_rows)
 
 
 def _scoring_program(teacher: PlannedTeacher) -> Program:
@@ -257,14 +248,6 @@ def _scoring_program(teacher: PlannedTeacher) -> Program:
     counts = jax.ShapeDtypeStruct((len(batches),), np.int32, sharding=learner.replicated)
     arguments = (teacher.weights, batches, counts, tuple(teacher.shapes.layouts))
     return learner.score_program, arguments
-
-
-def _unshared_bytes(settings: TeacherSettings, teacher: PlannedTeacher) -> float:
-    """Returns the bytes on a device of the teacher's weights that the policy does not share."""
-    if not settings.shares_base:
-        return device_bytes(teacher.weights)
-    _, adapter = adapters.split(teacher.weights)
-    return device_bytes(adapter)
 
 
 def with_scores(run: PlannedRun) -> PlannedRun:
@@ -394,19 +377,27 @@ def supervised_trainer(supervised: SupervisedTrainer, microbatches: int) -> Trai
 
 
 def architectures(settings: config.Config) -> Models:
-    """Returns the architectures of the policy and, if the algorithm has one, of the critic."""
+    """Returns the architectures of the policy, and of the critic and the teacher of its run."""
     if settings.model.path:
         model = architecture(settings.model.path)
     else:
         vocab_size = tokenizer.num_ids(tokenizer.load(settings.model.tokenizer))
         model = new_model(vocab_size, settings.model.arch)
     check_experts(model)
-    critic = model
-    model = mtp.with_head(model, settings.rollout.draft)
-    if not algorithms.needs_critic(settings.algorithm):
-        return Models(model)
-    # A critic has the policy's architecture, unless critic.path names another model.
-    return Models(model, architecture(settings.critic.path) if settings.critic.path else critic)
+    critic = None
+    if algorithms.needs_critic(settings.algorithm):
+        # A critic has the policy's architecture, unless critic.path names another model.
+        critic = architecture(settings.critic.path) if settings.critic.path else model
+    models = Models(mtp.with_head(model, settings.rollout.draft), critic)
+    teaching = teacher_settings(settings)
+    if teaching is None or not isinstance(teaching.choice, teachers.Model):
+        return models
+    choice = teaching.choice
+    teacher = architecture(choice.path or settings.model.path)
+    adapter = models.teacher_adapter
+    if choice.adapter:
+        adapter = peft.read_settings(peft.resolve(choice.adapter), teacher)
+    return models._replace(teacher=teacher, teacher_adapter=adapter)
 
 
 def _smaller_slice(devices: Sequence[Device]) -> Sequence[Device]:

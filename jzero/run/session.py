@@ -31,7 +31,7 @@ from jzero.errors import UserError
 from jzero.files import JsonObject, read_jsonl, write_atomic
 from jzero.hosts import collectives, processes
 from jzero.hosts.interrupt import Interrupted, StopCheck, never_stop
-from jzero.model import adapters, huggingface
+from jzero.model import adapters
 from jzero.model.base_model import BaseModel
 from jzero.model.hub import commit_of
 from jzero.planning.announcement import hours_by_clock, typical_seconds
@@ -56,6 +56,7 @@ from jzero.run.resume import go_back
 from jzero.run.samples import sample_lines
 from jzero.run.step_table import StepTable, expected_columns
 from jzero.run.workdir import check_history, claim_workdir
+from jzero.service.weights import reader
 from jzero.tasks.math_problems import OPEN
 from jzero.training.frozen_base import InitialWeights
 from jzero.types import State
@@ -293,7 +294,7 @@ class RunSession:
         if model.is_base_quantized:
             # An export has the original weights, from before quantization.
             directory = self.weights.directory
-            read_original = huggingface.reader(directory, self.base.model, model.dtype)
+            read_original = reader(directory, self.base.model, model.dtype)
         with self.clock("export"):
             return export_model(
                 self.workdir / f"export-{self.record.step}",

@@ -25,15 +25,14 @@ from jzero.blueprint import (
 )
 from jzero.errors import UserError
 from jzero.hosts import collectives
-from jzero.model import adapters, huggingface, peft, qwen
+from jzero.model import adapters, peft, qwen
 from jzero.model.base_model import BaseModel, read_base_model
 from jzero.planning.fitting import set_cpu_devices
 from jzero.planning.host_memory import check_host_memory, parts_of_engine
 from jzero.planning.kv_pool import room_of_decoder, with_full_pool, with_pages
 from jzero.rollout.sampler import Sampler, make_sampler
-from jzero.setup import check_context, with_given_adapter
-from jzero.sharding.mesh import adapter_shardings, param_shardings
-from jzero.training.frozen import load_base
+from jzero.service import weights
+from jzero.service.resolve import check_context, with_given_adapter
 from jzero.types import Problem
 from jzero.workers.pool import Pool
 
@@ -54,25 +53,18 @@ class OpenDecoder:
         assert self.base.directory, "settings.model.path is empty"
         return self.base.directory
 
-    def load_frozen(self) -> qwen.Params:
-        """Loads the frozen base under adapters, as a training run has it."""
-        mesh = self.blueprint.mesh
-        return load_base(self.directory, self.base.model, mesh, self.settings.model)
-
-    def load_whole(self) -> qwen.Params:
-        """Loads the model in float32, as a training run publishes it."""
-        model = self.base.model
-        return huggingface.load(self.directory, model, param_shardings(model, self.blueprint.mesh))
+    def load_model(self) -> qwen.Params:
+        """Loads the model as a training run has it: in fp32, or as the frozen base of adapters."""
+        return weights.load(self.blueprint, self.directory)
 
     def load_adapter(self) -> qwen.Params:
         """Loads the factors of the adapter at `settings.model.adapter.path`, in float32.
 
         Raises UserError if they are not finite in the decoder's type.
         """
-        adapter, model = self.settings.model.adapter, self.base.model
-        places = adapter_shardings(model, adapter, self.blueprint.mesh)
+        adapter = self.settings.model.adapter
         directory = peft.resolve(adapter.path)
-        factors = peft.load(directory, model, adapter, places, base=self.directory)
+        factors = weights.load_adapter(self.blueprint, adapter, directory, self.directory)
         # The file is finite in float32, and the decoder computes in another type.
         dtype = self.settings.model.dtype
         in_dtype = jax.tree.map(lambda leaf: leaf.astype(dtype), factors)
@@ -84,10 +76,10 @@ class OpenDecoder:
         """Loads the decoder's weights: a model, or a base with an adapter."""
         adapter = self.settings.model.adapter
         if not adapter.rank:
-            return self.publish(self.load_whole())
+            return self.publish(self.load_model())
         # As in training: the decoder multiplies by a frozen base and by the factors of the adapter.
         factors = self.load_adapter()
-        return self.publish(adapters.join(self.load_frozen(), factors, adapter.scale))
+        return self.publish(adapters.join(self.load_model(), factors, adapter.scale))
 
 
 def open_decoder(
@@ -206,16 +198,17 @@ def load_with_adapters(
     check_given_model(model)
     settings = with_given_adapter(replace(settings, model=model))
     decoder = open_decoder(settings, pool, problems=problems)
-    engine, base = decoder.sampler.engine, decoder.base
+    base = decoder.base
+    # The factors go to the decoder as they are, in its type.
+    on_decoder = replace(decoder.blueprint, mesh=decoder.blueprint.decoder_mesh)
     shapes = {name: peft.read_settings(path, base.model) for name, path in directories.items()}
 
     def read_all() -> Iterator[NamedAdapter]:
         for name, adapter in shapes.items():
-            places = adapter_shardings(base.model, adapter, engine.mesh)
             dtype = settings.model.dtype
-            factors = peft.load(
-                directories[name], base.model, adapter, places, dtype, base.directory
+            factors = weights.load_adapter(
+                on_decoder, adapter, directories[name], base.directory, dtype
             )
             yield NamedAdapter(name, replace(adapter, path=named[name]), factors)
 
-    return BaseWithAdapters(decoder.sampler, decoder.publish(decoder.load_frozen()), read_all())
+    return BaseWithAdapters(decoder.sampler, decoder.publish(decoder.load_model()), read_all())

@@ -59,7 +59,8 @@ from jzero.servers.connections import BoundedConfig
 from jzero.servers.limits import ConnectionLimits
 from jzero.servers.rules import listens_at_loopback, make_hosts
 from jzero.servers.running import BoundedServer
-from jzero.setup import check_context
+from jzero.service.resolve import check_context
+from jzero.service.weights import load
 from jzero.sharding.publish import publisher
 from jzero.tinker.devices import ADVICE, Devices
 from jzero.tinker.flags import DEFAULT_CONTEXT, make_parser
@@ -81,7 +82,6 @@ from jzero.tinker.sessions import Keys, read_keys
 from jzero.tinker.store import Store
 from jzero.tinker.tenants import Tenants
 from jzero.tinker.worker import Worker
-from jzero.training.frozen import load_base
 
 DEFAULT_SLOTS = 64
 DECODE_STEPS = 8  # tokens of one decode call
@@ -219,7 +219,7 @@ def make_devices(
     engine = server.decoder
     decoding_mesh = engine.mesh
 
-    frozen = load_base(base.directory, base.model, mesh, settings.model)
+    frozen = load(server, base.directory)
     publish = publisher(base.model, mesh, decoding_mesh, settings.model.dtype)
     snapshots = Snapshots(
         base.model,

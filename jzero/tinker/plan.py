@@ -111,13 +111,14 @@ Server = Blueprint[AccumulatingLearner]
 def spec_of_server(settings: config.Config, residents: Residents) -> Spec[AccumulatingLearner]:
     """Returns what a server has on its devices, with adapters of the largest rank on all layers."""
 
+    adapter = AdapterConfig(rank=residents.max_rank, alpha=ALPHA)
+
     def learner(models: Models, mesh: Mesh) -> AccumulatingLearner:
-        targets = tuple(adapters.adaptable(models.policy))
-        adapter = AdapterConfig(rank=residents.max_rank, alpha=ALPHA, targets=targets)
-        return token_learner(models.policy, settings.model, adapter, mesh)
+        largest = replace(adapter, targets=tuple(adapters.adaptable(models.policy)))
+        return token_learner(models.policy, settings.model, largest, mesh)
 
     spec = Spec(
-        settings.model,
+        replace(settings.model, adapter=adapter),
         settings.mesh,
         sampling_of(settings.rollout, settings.algorithm, settings.eval),
         learner,

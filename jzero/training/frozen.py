@@ -12,7 +12,6 @@ and must compute the same integers.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -20,12 +19,10 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from jzero.config import ModelConfig
 from jzero.hosts import collectives
 from jzero.model import adapters, huggingface, qwen
 from jzero.model.architecture import kept_dtype
 from jzero.model.quantized import QuantizedWeight, quantize
-from jzero.sharding.mesh import param_shardings
 from jzero.sharding.publish import abstract_decoder_weights
 
 
@@ -40,23 +37,6 @@ def abstract_base(
     without_head = replace(model, value_head=False)
     precision = "int8" if has_int8_base else "native"
     return abstract_decoder_weights(without_head, mesh, dtype, precision)
-
-
-def load_base(
-    directory: Path,
-    model: qwen.QwenConfig,
-    mesh: Mesh,
-    settings: ModelConfig,
-) -> qwen.Params:
-    """Returns the model of a Hugging Face directory as a base, by model.base and model.dtype."""
-    # Parameters are read in the base's dtype: fp32 parameters would need more memory than the base.
-    dtype = settings.dtype
-    if settings.is_base_quantized:
-        read = huggingface.reader(directory, model, dtype)
-        names = huggingface.flatten(qwen.abstract(model))
-        return put_quantized(((name, read(name)) for name in names), model, mesh, dtype)
-    params = huggingface.load(directory, model, param_shardings(model, mesh), dtype)
-    return freeze(params, model, mesh, dtype)
 
 
 def freeze(

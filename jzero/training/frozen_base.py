@@ -60,20 +60,6 @@ class InitialWeights:
         return str(self.directory.absolute())
 
 
-def load_model(weights: InitialWeights, policy: Learner, seed: int) -> qwen.Params:
-    """Returns the model that a run starts from, frozen if no later step changes it.
-
-    seed: of random parameters. Every process calls this function.
-    """
-    directory = weights.base.directory
-    # The warm start still trains the full model; `freeze_model` freezes it afterwards.
-    if not weights.model.adapter.rank or weights.is_warm_started:
-        return policy.load_params(directory, seed)
-    if directory is None:
-        return freeze_model(weights, policy, policy.init_params(seed))
-    return policy.load_base(directory)
-
-
 def freeze_model(weights: InitialWeights, policy: Learner, params: qwen.Params) -> qwen.Params:
     """Freezes the model that the run's first steps made, as the base of an adapter.
 
@@ -95,18 +81,6 @@ def name_base(weights: InitialWeights) -> JsonObject:
     Every process calls this function.
     """
     return describe_base(weights) if weights.model.adapter.rank else {}
-
-
-def load_base(weights: InitialWeights, policy: Learner, expected: JsonObject) -> qwen.Params:
-    """Returns the frozen base of a resumed run; {} for a run that trains the full model.
-
-    `expected` is the entry for the base in the checkpoint. Raises UserError, before weights are
-    loaded, if the base is a different one.
-    """
-    if not weights.model.adapter.rank:
-        return {}
-    check_base(weights, expected)
-    return policy.load_base(weights.directory)
 
 
 def check_base(weights: InitialWeights, expected: JsonObject) -> None:

@@ -32,7 +32,6 @@ How rows and parameters are split:
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -50,7 +49,7 @@ from jzero.config import ModelConfig, OptimizerConfig
 from jzero.errors import UserError
 from jzero.hosts import collectives
 from jzero.hosts.platform import platform_of
-from jzero.model import adapters, experts, huggingface, mtp, peft, qwen
+from jzero.model import adapters, experts, mtp, qwen
 from jzero.model.arithmetic import Arithmetic, choose_for_training
 from jzero.model.linear import Dropout
 from jzero.model.run_model import ModelInputs, run_model
@@ -70,7 +69,7 @@ from jzero.sharding.mesh import (
 )
 from jzero.sharding.tpu_options import tpu_options
 from jzero.training import draft_head
-from jzero.training.frozen import abstract_base, freeze, load_base
+from jzero.training.frozen import abstract_base, freeze
 from jzero.training.heads import (
     Head,
     Loss,
@@ -245,29 +244,6 @@ class Learner:
 
         return jax.jit(init, out_shardings=self.shardings)
 
-    def first_adapter(self, seed: int) -> qwen.Params:
-        """Returns a run's initial adapter: the adapter at model.adapter.path, or a new adapter.
-
-        A critic always starts from a new adapter, because model.adapter.path has a policy's.
-        """
-        if not self.adapter.path or self.model.value_head:
-            return self.init_adapter(seed)
-        directory = peft.resolve(self.adapter.path)
-        return peft.load(directory, self.model, self.adapter, self.shardings)
-
-    def load_params(self, directory: Path | None, seed: int) -> qwen.Params:
-        """Returns the model's fp32 parameters from a Hugging Face directory.
-
-        If `directory` is None, the parameters are random.
-        """
-        if directory is None:
-            return self.init_params(seed)
-        return huggingface.load(directory, self.model, self.model_shardings)
-
-    def load_base(self, directory: Path) -> qwen.Params:
-        """Returns the model of a Hugging Face directory as the base of an adapter."""
-        return load_base(directory, self.model, self.mesh, self.compute)
-
     def freeze(self, params: qwen.Params) -> qwen.Params:
         """Converts the model's parameters to the base of an adapter. `params` is consumed.
 
@@ -284,15 +260,15 @@ class Learner:
         step = collectives.put_global(np.int32(0), self.replicated)
         return State(params, init(params), step)
 
-    def start_on(self, params: qwen.Params, seed: int) -> State:
+    def start_on(self, params: qwen.Params, seed: int, adapter: qwen.Params | None = None) -> State:
         """Returns the first State of a run that starts from a model.
 
         `params` is the return value of `freeze`. The State trains the model itself or an adapter
-        on the model.
+        on the model: `adapter`, or a new one.
         """
         if not self.adapter.rank:
             return self.start(params)
-        return replace(self.start(self.first_adapter(seed)), base=params)
+        return replace(self.start(adapter or self.init_adapter(seed)), base=params)
 
     def weights(self, state: State) -> qwen.Params:
         """Returns the parameters of the full model. They share the arrays of `state`."""

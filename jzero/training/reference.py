@@ -35,16 +35,17 @@ def reference_step(algorithm: Algorithm, step: int) -> int:
     return 0
 
 
-def load_reference(
+def save_reference(
     workdir: Path,
     policy: Learner,
     algorithm: Algorithm,
     step: int,
     state: State,
     oldest_checkpoint: int,
-) -> qwen.Params:
-    """Returns the reference policy after RL step `step`: a full model with the policy's sharding.
+) -> Path | None:
+    """Returns the directory of the reference policy after RL step `step`.
 
+    It holds a model, or only an adapter on the frozen base. None: the base itself is the reference.
     `state` is the policy's State after this step. If its parameters become the reference, they are
     saved first. References that no checkpoint from `oldest_checkpoint` on needs are deleted.
     """
@@ -52,7 +53,7 @@ def load_reference(
     has_adapter = bool(state.base)
     is_new_adapter = has_adapter and not policy.adapter.path
     if is_new_adapter and saved_step == 0:
-        return state.base  # a new adapter does not change the model's outputs
+        return None  # a new adapter does not change the model's outputs
     directory = workdir / "reference" / str(saved_step)
 
     # The directory exists already if the run was killed after saving the reference and before its
@@ -72,9 +73,7 @@ def load_reference(
         for saved in directory.parent.iterdir():
             if saved.name.isdigit() and int(saved.name) < oldest_needed:
                 shutil.rmtree(saved)
-    if has_adapter:
-        return policy.whole(state.base, load_adapter(directory, policy.shardings))
-    return huggingface.load(directory, policy.model, policy.shardings)
+    return directory
 
 
 def save_adapter(directory: Path, adapter: qwen.Params) -> None:

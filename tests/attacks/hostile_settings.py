@@ -263,7 +263,8 @@ def outcome_of_exit(code: object, errors: str) -> Outcome:
 def start_run(flags: Sequence[str], workdir: Path) -> "config.Config":
     """Does what `jzero.main` does before its first program, in its order; returns the settings."""
     from jzero import cli, main
-    from jzero.distillation.build import check_teacher, teacher_settings
+    from jzero.blueprint import teacher_settings
+    from jzero.distillation.build import check_teacher
     from jzero.loops import sft
     from jzero.loops.rl import prepare
     from jzero.setup import build, evaluation_problems

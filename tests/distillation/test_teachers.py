@@ -9,16 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+from reference import blueprint_of
 from scoring_server import ScoringServer, served
 from transformers import AddedToken
 
 from jzero.algorithms import Distillation
 from jzero.algorithms.presets import distill
-from jzero.config import AdapterConfig, Config
-from jzero.distillation.build import check_length, check_teacher, make_teacher, teacher_settings
+from jzero.blueprint import Models, describe_teacher, spec_of_teacher, teacher_settings
+from jzero.config import AdapterConfig, Config, teachers
+from jzero.distillation.build import check_length, check_teacher, make_teacher, read_teacher
 from jzero.errors import UserError
 from jzero.model import adapters, huggingface, peft, qwen, tokenizer
 from jzero.model.base_model import BaseModel
+from jzero.service.weights import load_teacher
 from jzero.sharding.mesh import train_mesh
 from jzero.tokens import Tokens
 from jzero.training.step import (
@@ -28,7 +31,7 @@ from jzero.training.step import (
     score_and_credit,
     update_on_rollouts,
 )
-from jzero.training.teacher import TeacherScores
+from jzero.training.teacher import Teacher, TeacherScores
 from jzero.training.trainer import Trainer, make_trainer
 from jzero.types import Rollout, State
 
@@ -80,6 +83,19 @@ def trainer_of(config: Config, sizes: tuple[int, int, int] = (1, 1, 1)) -> Train
     return make_trainer(config, MODEL, None, mesh)
 
 
+def teacher_of(config: Config, trainer: Trainer) -> Teacher | None:
+    """Returns the teacher of `config`, with its arrays on the mesh of the trainer."""
+    teaching = teacher_settings(config)
+    assert teaching is not None
+    models = Models(MODEL)
+    if isinstance(teaching.choice, teachers.Model):
+        model, adapter = read_teacher(config.model, teaching.choice)
+        models = models._replace(teacher=model, teacher_adapter=adapter)
+    run = blueprint_of(trainer.policy)
+    blueprint = describe_teacher(spec_of_teacher(teaching, config.mesh), models, run)
+    return make_teacher(teaching, BASE, trainer, load_teacher(teaching, blueprint))
+
+
 def first_state(trainer: Trainer) -> State:
     return trainer.policy.start(reference.placed(trainer.policy, PARAMS))
 
@@ -90,7 +106,7 @@ def scores_of(
     """Returns what the teacher of `config` says of ROLLOUTS."""
     trainer = trainer_of(config, sizes)
     check_teacher(teacher_settings(config), BASE, trainer.policy.mesh)
-    teacher = make_teacher(teacher_settings(config), BASE, trainer)
+    teacher = teacher_of(config, trainer)
     assert teacher is not None
     minibatches = make_minibatches(trainer, ROLLOUTS, 1)
     return teacher.score(state or first_state(trainer), None, minibatches, ROLLOUTS)
@@ -107,7 +123,7 @@ def assert_scores(scores: TeacherScores, expected: Sequence[np.ndarray]) -> None
 
 def run_step(config: Config, sizes: tuple[int, int, int] = (1, 1, 1)) -> UpdateResult:
     trainer = trainer_of(config, sizes)
-    teacher = make_teacher(teacher_settings(config), BASE, trainer)
+    teacher = teacher_of(config, trainer)
     return update_on_rollouts(trainer, first_state(trainer), ROLLOUTS, 1, None, teacher)
 
 
@@ -115,7 +131,7 @@ def packed_advantages(config: Config) -> np.ndarray:
     """Returns the advantages of all cells of the packed rows that a step would train on."""
     trainer = trainer_of(config)
     minibatches = make_minibatches(trainer, ROLLOUTS, 1)
-    teacher = make_teacher(teacher_settings(config), BASE, trainer)
+    teacher = teacher_of(config, trainer)
     score_and_credit(trainer, first_state(trainer), minibatches, ROLLOUTS, None, teacher)
     advantages = []
     for minibatch in minibatches:
@@ -149,7 +165,7 @@ def test_a_teacher_equal_to_the_policy_gives_exactly_no_gradient(
 def test_the_first_policy_as_the_reference_teaches_nothing_in_the_first_step() -> None:
     config = settings_of({"kind": "reference"})
     trainer = trainer_of(config)
-    teacher = make_teacher(teacher_settings(config), BASE, trainer)
+    teacher = teacher_of(config, trainer)
     reference_policy = reference.placed(trainer.policy, PARAMS)
 
     result = update_on_rollouts(
@@ -233,7 +249,7 @@ def test_self_distillation_is_its_definition(packs_per_row: int) -> None:
         minibatches,
         ROLLOUTS,
         None,
-        make_teacher(teacher_settings(config), BASE, trainer),
+        teacher_of(config, trainer),
     )
 
     got = advantages_of_rollouts(minibatches)

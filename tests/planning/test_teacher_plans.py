@@ -8,16 +8,16 @@ import pytest
 import reference
 from tiny import small_settings
 
+from jzero import config
 from jzero.algorithms.presets import distill
+from jzero.blueprint import Models, Topology, describe, spec_of_run
 from jzero.config import AdapterConfig, Config, teachers
-from jzero.distillation.in_process import abstract_teacher, load_teacher, teacher_learner
 from jzero.model import adapters, huggingface, peft, qwen
 from jzero.planning import chips
 from jzero.planning.arithmetic import bytes_of_phases, totals
 from jzero.planning.compiling import device_bytes
 from jzero.planning.planned_run import PlannedRun, build
-from jzero.sharding.mesh import train_mesh
-from jzero.training.trainer import make_trainer
+from jzero.service.weights import load
 
 TEACHER = replace(reference.MODEL, num_hidden_layers=3)
 
@@ -40,17 +40,22 @@ def save_model(directory: Path, model: qwen.QwenConfig) -> str:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_planned_weights_are_those_that_are_loaded(dtype: str, tmp_path: Path) -> None:
-    settings = reference.settings(model={"dtype": dtype})
-    mesh = train_mesh(2, 2, 2, jax.devices()[:8])
-    learner = teacher_learner(TEACHER, make_trainer(settings, reference.MODEL, None, mesh))
+@pytest.mark.parametrize("rank", [0, 2])
+def test_planned_weights_equal_loaded_weights(rank: int, dtype: str, tmp_path: Path) -> None:
+    mesh = config.MeshConfig(data=2, fsdp=2, tensor=2)
+    path = save_model(tmp_path / "teacher", TEACHER)
+    settings = replace(settings_with(teachers.Model(path=path)), mesh=mesh)
+    settings.model.dtype = dtype
+    models = Models(reference.MODEL, teacher=TEACHER, teacher_adapter=AdapterConfig(rank=rank))
+    run = describe(spec_of_run(settings), models, Topology(jax.devices()[:8], 0))
+    assert run.teacher is not None
 
-    loaded = load_teacher(Path(save_model(tmp_path / "teacher", TEACHER)), learner)
+    loaded = load(run.teacher, Path(path))
 
     def described(leaf: jax.Array | jax.ShapeDtypeStruct) -> tuple[object, ...]:
         return leaf.shape, leaf.dtype, leaf.sharding
 
-    assert jax.tree.map(described, loaded) == jax.tree.map(described, abstract_teacher(learner))
+    assert jax.tree.map(described, loaded) == jax.tree.map(described, run.teacher.abstract_model())
 
 
 def test_a_model_that_teaches_takes_its_weights_in_every_phase(tmp_path: Path) -> None:

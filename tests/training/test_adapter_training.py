@@ -12,13 +12,13 @@ import optax
 import pytest
 import reference
 import test_learner
+from reference import reference_of
 
 from jzero import algorithms, setup
 from jzero.config import AdapterConfig
 from jzero.model import adapters, qwen
 from jzero.sharding.publish import published_bytes
 from jzero.training.learner import Learner
-from jzero.training.reference import load_reference
 from jzero.training.step import Minibatch
 from jzero.training.trainer import Trainer
 from jzero.types import RowLayout, State
@@ -245,7 +245,7 @@ def test_policy_critic_reference_and_decoder_share_one_base(base_type: str, tmp_
 
     base = policy.freeze(policy.init_params(0))
     state = setup.initial_state(run, base)
-    kl_reference = load_reference(tmp_path, policy, settings.algorithm, 0, state, 0)
+    kl_reference = reference_of(policy, tmp_path, settings.algorithm, 0, state, 0)
     weights = jax.block_until_ready(run.publish(policy.weights(state)))
     in_use = live_bytes() - before
 
@@ -278,10 +278,10 @@ def test_a_later_reference_is_the_adapter_of_its_step(tmp_path: Path) -> None:
     saved = state_on(policy, random_adapter(shift=1))
     other = state_on(policy, random_adapter(shift=2))
 
-    load_reference(tmp_path, policy, algorithm, 2, saved, 0)
-    resumed = load_reference(tmp_path, policy, algorithm, 3, other, 0)
+    reference_of(policy, tmp_path, algorithm, 2, saved, 0)
+    resumed = reference_of(policy, tmp_path, algorithm, 3, other, 0)
 
     jax.tree.map(np.testing.assert_array_equal, resumed, policy.weights(saved))
     size = (tmp_path / "reference/2/adapter.safetensors").stat().st_size
     assert size < 4 * adapters.num_params(MODEL, ADAPTER) + 4096
-    assert load_reference(tmp_path, policy, algorithm, 1, other, 0) is other.base
+    assert reference_of(policy, tmp_path, algorithm, 1, other, 0) is other.base

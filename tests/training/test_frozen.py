@@ -6,12 +6,14 @@ import jax
 import numpy as np
 import pytest
 import reference
+from reference import blueprint_of
 from test_adapter_training import ADAPTER, MODEL
 from tiny import critic_learner, policy_learner
 
 from jzero.hosts import collectives
 from jzero.model import adapters, huggingface, qwen
 from jzero.model.quantized import QuantizedWeight, is_quantized, quantize
+from jzero.service.weights import load
 from jzero.sharding.mesh import train_mesh
 from jzero.training.learner import Learner
 
@@ -46,7 +48,7 @@ def test_a_run_that_resumes_finds_the_same_integers(
     huggingface.save(tmp_path / "base", MODEL, params, dtype=dtype, hf_config_extra={})
 
     frozen = policy.freeze(params)
-    resumed = policy.load_base(tmp_path / "base")
+    resumed = load(blueprint_of(policy), tmp_path / "base")
 
     assert_as_described(frozen, policy.abstract_base())
     assert_as_described(resumed, policy.abstract_base())
@@ -98,7 +100,7 @@ def test_no_device_holds_a_linear_layer_in_more_bits(
         return put(x, sharding)
 
     monkeypatch.setattr(collectives, "put_global", put_and_note)
-    policy.load_base(tmp_path / "base")
+    load(blueprint_of(policy), tmp_path / "base")
 
     large = MODEL.num_hidden_layers * MODEL.hidden_size * MODEL.head_dim
     types = {dtype for shape, dtype in seen if len(shape) > 2 and np.prod(shape) >= large}

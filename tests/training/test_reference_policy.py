@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import pytest
 import reference
+from reference import reference_of
 
 from jzero import setup
 from jzero.model import qwen
-from jzero.training.reference import load_reference
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -26,9 +26,9 @@ def test_the_reference_is_the_first_policy_whenever_the_run_was_killed(tmp_path:
     params = reference.placed(policy, reference.random_params(policy.model))
     later_params = shifted(params, 1)
 
-    first = load_reference(tmp_path, policy, algorithm, 0, policy.start(params), 0)
-    resumed_later = load_reference(tmp_path, policy, algorithm, 3, policy.start(later_params), 0)
-    resumed_at_0 = load_reference(tmp_path, policy, algorithm, 0, policy.start(later_params), 0)
+    first = reference_of(policy, tmp_path, algorithm, 0, policy.start(params), 0)
+    resumed_later = reference_of(policy, tmp_path, algorithm, 3, policy.start(later_params), 0)
+    resumed_at_0 = reference_of(policy, tmp_path, algorithm, 0, policy.start(later_params), 0)
 
     jax.tree.map(np.testing.assert_array_equal, first, params)
     jax.tree.map(np.testing.assert_array_equal, resumed_later, params)
@@ -50,7 +50,7 @@ def test_the_reference_is_refreshed_and_kept_as_long_as_a_checkpoint_may_need_it
         # Every RL step adds 1 to all parameters.
         params = reference.placed(policy, shifted(first_params, step))
         state = policy.start(params)
-        loaded = load_reference(tmp_path, policy, config.algorithm, step, state, oldest_checkpoint)
+        loaded = reference_of(policy, tmp_path, config.algorithm, step, state, oldest_checkpoint)
         return round(float(loaded["norm"][0] - first_params["norm"][0]))
 
     def saved_steps() -> list[int]:
