@@ -30,12 +30,13 @@ import numpy as np
 from jzero import cli
 from jzero.commands.evaluate import defaults
 from jzero.config import drafts
+from jzero.decoder.driver import make_seed
 from jzero.decoder.engine import Engine
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.sequence import DecodeCounters, Sequence, make_groups
 from jzero.model import tokenizer
 from jzero.notation import read_part
-from jzero.rollout.sampler import Sampler, make_seed
+from jzero.rollout.sampler import Sampler
 from jzero.service.decoders import load
 from jzero.types import Params
 from jzero.workers.pool import Pool

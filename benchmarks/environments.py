@@ -40,13 +40,15 @@ from jzero.config import (
     tiny_arch,
     turns,
 )
+from jzero.decoder.driver import Phase
 from jzero.decoder.sequence import DecodeCounters, Groups, Sequence, make_groups
 from jzero.model import qwen
 from jzero.model.base_model import read_base_model
-from jzero.rollout.sampler import Sampler, make_sampler
+from jzero.rollout.sampler import GradedBatch, Sampler, make_sampler
 from jzero.tasks import find_task
 from jzero.training import learner
 from jzero.training.heads import rl_objective
+from jzero.types import Problem
 from jzero.workers.pool import Pool
 
 TURNS = 10
@@ -205,6 +207,37 @@ def has_failed(episode: Sequence) -> bool:
     return any(turn.grade is not None and turn.grade.failed for turn in episode.turns)
 
 
+class Walking(GradedBatch):
+    """Keeps `running` episodes going until `num_walks` have ended."""
+
+    is_whole = False
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        waiting: Groups,
+        problems: list[Problem],
+        num_walks: int,
+        running: int,
+    ) -> None:
+        super().__init__(sampler, [], problems.__getitem__)
+        self.waiting = waiting  # the next one last
+        self.num_walks = num_walks
+        self.running = running
+        self.begun: list[Sequence] = []
+
+    def more(self) -> Groups | None:
+        """Returns as many groups as have ended; None once enough have."""
+        num_ended = sum(episode.is_finished for episode in self.begun)
+        if num_ended >= self.num_walks:
+            return None
+        admitted: Groups = []
+        while self.waiting and len(self.begun) - num_ended <= self.running - GROUP_SIZE:
+            admitted.append(self.waiting.pop())
+            self.begun.extend(admitted[-1])
+        return admitted
+
+
 def play(
     sampler: Sampler, params: qwen.Params, settings: Config, trouble: Trouble, num_walks: int
 ) -> Walks:
@@ -216,33 +249,14 @@ def play(
     os.environ["CAVE_TROUBLE"] = trouble.to_text()
     prompts = [sampler.encode_prompt(problem) for problem in problems]
     waiting = make_groups(prompts, GROUP_SIZE, settings.rollout.max_new_tokens)[::-1]
-    begun: list[Sequence] = []
-
-    def admit_more() -> Groups | None:
-        num_ended = sum(episode.is_finished for episode in begun)
-        if num_ended >= num_walks:
-            return None
-        admitted: Groups = []
-        while waiting and len(begun) - num_ended <= running - GROUP_SIZE:
-            admitted.append(waiting.pop())
-            begun.extend(admitted[-1])
-        return admitted
 
     workers = 0 if settings.task.environment_mode == "asyncio" else settings.task.grade_workers
     with Pool(workers) as pool:
         start = time.perf_counter()
-        counters = replace(sampler, pool=pool).decode(
-            params,
-            [],
-            group_size=GROUP_SIZE,
-            problem_of=problems.__getitem__,
-            temperature=1.0,
-            key=(0, 0),
-            version=0,
-            admit_more=admit_more,
-        )
+        walker = Walking(replace(sampler, pool=pool), waiting, problems, num_walks, running)
+        counters = walker.sampler.decode(Phase(params, (0, 0), GROUP_SIZE), walker)
         seconds = time.perf_counter() - start
-        return Walks(begun, counters, dict(pool.counters), seconds)
+        return Walks(walker.begun, counters, dict(pool.counters), seconds)
 
 
 def main() -> None:

@@ -30,13 +30,13 @@ import numpy as np
 
 from jzero import cli
 from jzero.commands.evaluate import defaults
+from jzero.decoder.driver import make_seed
 from jzero.decoder.engine import Engine, Samples
 from jzero.decoder.prefill import prefill_width
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.sequence import DecodeCounters, Groups, Reply, Sequence
 from jzero.model import tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
-from jzero.rollout.sampler import make_seed
 from jzero.service.decoders import load
 from jzero.types import Params
 from jzero.workers.pool import Pool

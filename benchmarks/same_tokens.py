@@ -42,13 +42,13 @@ from jzero.commands.evaluate import defaults
 from jzero.config import RolloutConfig
 from jzero.config.architecture import tiny_arch
 from jzero.config.drafts import Draft, Group, History, Mtp, Ngram
+from jzero.decoder.driver import make_seed
 from jzero.decoder.engine import ROLLOUTS, Engine, Samples
 from jzero.decoder.sampling import Filters
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.sequence import DecodeCounters, Groups, Reply, Sequence, make_groups
 from jzero.model import qwen
 from jzero.model.new_model import new_model
-from jzero.rollout.sampler import make_seed
 from jzero.service.decoders import load
 from jzero.sharding.mesh import make_mesh, param_shardings
 from jzero.types import Params

@@ -38,12 +38,13 @@ from jzero.config import (
     TrainConfig,
 )
 from jzero.config.schema import Dtype
+from jzero.decoder.driver import make_seed
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.sequence import Sequence, make_groups
 from jzero.files import JsonObject
 from jzero.model import huggingface, tokenizer
 from jzero.model.base_model import BaseModel
-from jzero.rollout.sampler import make_seed, to_rollout, with_turn_grades
+from jzero.rollout.sampler import to_rollout, with_turn_grades
 from jzero.run.environment import versions
 from jzero.service.weights import load_full
 from jzero.training.step import update_on_rollouts

@@ -20,12 +20,14 @@ import numpy as np
 
 from jzero import cli, command_flags, config, terminal
 from jzero.commands.evaluate import defaults, settings_of_run
+from jzero.decoder import sequence as sequences
+from jzero.decoder.driver import Batch, Phase
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.sequence import Groups, make_groups
 from jzero.errors import UserError
 from jzero.model import qwen
 from jzero.problems.prompts import BOXED, NO_SYSTEM_PROMPT
-from jzero.rollout.sampler import Sampler, make_seed
+from jzero.rollout.sampler import Sampler
 from jzero.run.finished import FoundModel, find_model
 from jzero.service.decoders import load
 from jzero.workers.pool import Pool
@@ -102,35 +104,47 @@ class Chat:
         engine = self.sampler.engine
         groups = make_groups([np.array(tokens, np.int32)], 1, engine.settings.max_new_tokens)
         [[sequence]] = groups
-        scheduler = Scheduler(engine, self.params, self.sampler.text_of)
-        seed = make_seed(engine, (self.seed, self.num_answers))
+        key = self.seed, self.num_answers
         self.num_answers += 1
-        written = ""
-
-        def write_news(text: str) -> None:
-            nonlocal written
-            # The last characters of a text may change when more tokens follow, but written text
-            # stays.
-            if text.startswith(written):
-                write(text[len(written) :])
-                written = text
-
-        # The scheduler calls this before every call of the device.
-        def look() -> Groups:
-            # The tokens of a finished answer include the one that ended it.
-            if sequence.finish_reason:
-                return []
-            text = self.sampler.text_of(sequence.new_tokens)
-            if not text.endswith(INCOMPLETE):
-                write_news(text)
-            return []
-
-        try:
-            for _ in scheduler.run(groups, 1, self.temperature, seed, admit_more=look):
-                write_news(sequence.turn_text)
-        finally:
-            scheduler.cancel()  # Ctrl-C ends an answer, and the engine must be free for the next
+        written = Written(groups, self.sampler.text_of, write)
+        self.sampler.decoder.run(Phase(self.params, key, 1, self.temperature), written)
         return sequence.turn_text
+
+
+class Written(Batch):
+    """An answer that is written while it is sampled."""
+
+    def __init__(
+        self,
+        groups: Groups,
+        text_of: Callable[[Sequence[int]], str],
+        write: Callable[[str], None],
+    ) -> None:
+        super().__init__(groups)
+        self.text_of = text_of
+        self.write = write
+        self.written = ""
+
+    def more(self) -> Groups:
+        """Writes what is new, before every call of the device."""
+        [[sequence]] = self.groups
+        # The tokens of a finished answer include the one that ended it.
+        if not sequence.finish_reason:
+            text = self.text_of(sequence.new_tokens)
+            if not text.endswith(INCOMPLETE):
+                self.write_news(text)
+        return []
+
+    def turn_ended(self, run: Scheduler, sequence: sequences.Sequence) -> None:
+        """Writes the rest."""
+        self.write_news(sequence.turn_text)
+
+    def write_news(self, text: str) -> None:
+        """Writes what follows the written text."""
+        # The last characters of a text may change when more tokens follow, but written text stays.
+        if text.startswith(self.written):
+            self.write(text[len(self.written) :])
+            self.written = text
 
 
 # -- the command -----------------------------------------------------------------------------------

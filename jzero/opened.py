@@ -20,14 +20,14 @@ import numpy as np
 from jaxtyping import Float32, Int32
 
 from jzero import chat, config
+from jzero.decoder.driver import Batch, Phase
 from jzero.decoder.engine import Samples
-from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.scoring import Scoring, score_all
 from jzero.decoder.sequence import make_groups
 from jzero.errors import UserError
 from jzero.model import qwen, tokenizer
 from jzero.planning.fitting import set_cpu_devices
-from jzero.rollout.sampler import Sampler, make_seed
+from jzero.rollout.sampler import Sampler
 from jzero.run.finished import find_model
 from jzero.service.decoders import load
 from jzero.types import Prompt
@@ -117,14 +117,9 @@ class OpenModel:
                 sequence.stop_strings = [text for text in stops if text]
         if greedy:
             temperature = 0.0
-        noise = make_seed(engine, (seed, 0))
         samples = Samples(is_trained=False)
-        scheduler = Scheduler(engine, self._weights(), self.sampler.text_of, samples)
-        try:
-            for _ in scheduler.run(groups, n, temperature, noise):
-                pass
-        finally:
-            scheduler.cancel()  # Ctrl-C ends the call, and the engine must be free for the next
+        phase = Phase(self._weights(), (seed, 0), n, temperature, samples=samples)
+        self.sampler.decoder.run(phase, Batch(groups))
         return [
             [
                 Answer(

@@ -32,7 +32,8 @@ from jzero import cli, command_flags, config, terminal
 from jzero.blueprint import with_needed_slots
 from jzero.config import Config, Jobs, Together
 from jzero.cores import num_cores
-from jzero.decoder.sequence import Groups, groups_to_decode, never_drain
+from jzero.decoder.driver import Phase
+from jzero.decoder.sequence import Groups, groups_to_decode
 from jzero.errors import UserError, shown
 from jzero.files import JsonObject
 from jzero.hosts import interrupt, peers
@@ -67,7 +68,7 @@ from jzero.json_values import as_object, as_text
 from jzero.json_values import parse as parse_json
 from jzero.model import qwen
 from jzero.model.base_model import BaseModel
-from jzero.rollout.sampler import Sampler, to_rollout
+from jzero.rollout.sampler import GradedBatch, Sampler, to_rollout
 from jzero.run.environment import versions
 from jzero.service.decoders import open_decoder
 from jzero.sharding.mesh import adapter_shardings, param_shardings
@@ -189,12 +190,60 @@ def check_decoder(store: Store, sampler: Sampler) -> None:
         )
 
 
+class RequestBatch(GradedBatch):
+    """The groups of a request that decode with one version of the weights.
+
+    They decode to their ends, or until there are newer weights.
+    """
+
+    is_whole = False
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        progress: Progress,
+        tick: Callable[[], None],
+        has_newer: Callable[[], bool],
+        ends_turns: bool,
+    ) -> None:
+        """See `decode`."""
+        waiting = set(progress.in_grading)
+        to_decode = [[s for s in group if s not in waiting] for group in progress.groups]
+        super().__init__(
+            sampler,
+            groups_to_decode(to_decode),
+            progress.request.problems.__getitem__,
+            check_stop=tick,
+            in_grading=progress.in_grading,
+        )
+        self.tick = tick
+        self.has_newer = has_newer
+        self.ends_turns = ends_turns
+        self.num_calls = 0
+
+    def more(self) -> Groups | None:
+        """Returns no groups; None if newer weights end the run."""
+        # The decoder asks for more groups before every call: the time to renew the lease.
+        self.tick()
+        self.num_calls += 1
+        return None if self.is_over() and not self.ends_turns else []
+
+    def is_over(self) -> bool:
+        """Whether newer weights take the place of these."""
+        # Every version decodes at least once, however fast versions follow each other.
+        return self.num_calls > 1 and self.has_newer()
+
+    def drains(self) -> bool:
+        """See `Source.drains`."""
+        return self.ends_turns and self.is_over()
+
+
 def decode(
     sampler: Sampler,
     params: qwen.Params,
     progress: Progress,
     tick: Callable[[], None] = interrupt.never_stop,
-    has_newer: Callable[[], bool] = never_drain,
+    has_newer: Callable[[], bool] = lambda: False,
     ends_turns: bool = False,
 ) -> None:
     """Decodes and grades the sequences of a request, until they are done or there are new weights.
@@ -210,35 +259,15 @@ def decode(
     request = progress.request
     # The pool counts over all requests, and a result reports only its own.
     graded_before = dict(sampler.pool.counters)
-    in_grading = progress.in_grading
-    waiting = set(in_grading)
-    to_decode = [[s for s in group if s not in waiting] for group in progress.groups]
-    num_calls = 0
-
-    def is_over() -> bool:
-        # Every version decodes at least once, however fast versions follow each other.
-        return num_calls > 1 and has_newer()
-
-    def admit_none_and_tick() -> Groups | None:
-        nonlocal num_calls
-        # The decoder asks for more groups before every call: the time to renew the lease.
-        tick()
-        num_calls += 1
-        return None if is_over() and not ends_turns else []
-
-    counters = sampler.decode(
+    batch = RequestBatch(sampler, progress, tick, has_newer, ends_turns)
+    phase = Phase(
         params,
-        groups_to_decode(to_decode),
-        group_size=request.group_size,
-        problem_of=lambda prompt_id: request.problems[prompt_id],
-        temperature=request.temperature,
-        key=(request.seed, request.step),
+        (request.seed, request.step),
+        request.group_size,
+        request.temperature,
         version=progress.weights[-1][0],
-        admit_more=admit_none_and_tick,
-        check_stop=tick,
-        drain=is_over if ends_turns else never_drain,
-        in_grading=in_grading,
     )
+    counters = sampler.decode(phase, batch)
     progress.counters.add(counters)
     for name, number in sampler.pool.counters.items():
         count = number - graded_before[name]

@@ -25,16 +25,15 @@ import threading
 from collections.abc import Mapping
 from dataclasses import replace
 
-import jax
-
 from jzero import cli, config, terminal
 from jzero.chat import dialogue_settings
 from jzero.cores import num_cores
 from jzero.decoder.adapter_bank import MOST_SHAPES, AdapterBank, HeldAdapter
+from jzero.decoder.driver import make_seed
 from jzero.errors import UserError
 from jzero.hosts.platform import is_cpu_chosen
 from jzero.model import qwen
-from jzero.rollout.sampler import Sampler, make_seed
+from jzero.rollout.sampler import Sampler
 from jzero.run.finished import find_model, read_adapter_flags
 from jzero.servers import limits, sockets
 from jzero.servers.connections import BoundedConfig
@@ -123,17 +122,18 @@ def main() -> None:
             sampler, params, held = load_bank(settings, options.adapters)
         else:
             sampler, params = load(settings, Pool(0), has_full_cache)
-        seed = make_seed(sampler.engine, (settings.train.seed, 0))
+        noise = settings.train.seed, 0  # keys the noise
         sampler.warn_of_missing_stop()
         if options.jetstream is None:
             sockets.listen(options.host, options.port, bound)
     if options.jetstream is not None:
+        seed = make_seed(sampler.engine, noise)
         engine = JetStreamEngine(sampler.engine, sampler.tokenizer, params, seed)
         serve_jetstream(options.jetstream, engine)
     else:
         name = options.served_model_name or options.model
         rules = make_rules(make_hosts(options.host, options.allowed_host))
-        serve_http(name, sampler, params, held, seed, bound, limits_of_server, rules, key)
+        serve_http(name, sampler, params, held, noise, bound, limits_of_server, rules, key)
 
 
 def load_bank(
@@ -187,7 +187,7 @@ def serve_http(
     sampler: Sampler,
     params: qwen.Params,
     held: Mapping[str, HeldAdapter],
-    seed: jax.Array,
+    noise: tuple[int, int],
     bound: list[socket.socket],
     limits_of_server: Limits,
     rules: Rules,
@@ -207,7 +207,7 @@ def serve_http(
         keeps_control_tokens=sampler.task.control_tokens,
     )
     server = Server(reader, worker, limits_of_server)
-    thread = threading.Thread(target=worker.run, args=(params, seed), daemon=True)
+    thread = threading.Thread(target=worker.run, args=(params, noise), daemon=True)
     thread.start()
 
     def announce() -> None:

@@ -28,11 +28,11 @@ from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
 
 from jzero import cli
 from jzero.commands import evaluate
+from jzero.decoder.driver import make_seed
 from jzero.decoder.engine import Engine
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.sequence import Sequence
 from jzero.model import huggingface, qwen, tokenizer
-from jzero.rollout.sampler import make_seed
 from jzero.servers import sockets
 from jzero.servers.connections import BoundedConfig
 from jzero.servers.rules import make_hosts
@@ -101,7 +101,12 @@ class Alone:
     engine: Engine
     tokenizer: tokenizer.PreTrainedTokenizerFast
     params: qwen.Params
-    seed: jax.Array
+    key: tuple[int, int] = (0, 0)  # of the noise
+
+    @property
+    def seed(self) -> jax.Array:
+        """The key as an array, which a scheduler takes."""
+        return make_seed(self.engine, self.key)
 
     def new_scheduler(self) -> Scheduler:
         """Returns a scheduler as the server's, whose calls may be short."""
@@ -144,8 +149,7 @@ def load_alone(model: str) -> Alone:
     values = cli.parse_settings(evaluate.defaults(), SETTINGS)
     values.model.path = model
     sampler, params = evaluate.load(values, Pool(0))
-    seed = make_seed(sampler.engine, (0, 0))
-    return Alone(sampler.engine, sampler.tokenizer, params, seed)
+    return Alone(sampler.engine, sampler.tokenizer, params)
 
 
 # -- the server as a process ----------------------------------------------------------------------
@@ -238,7 +242,7 @@ def decoding_server(alone: "Alone", limits: Limits) -> Iterator[Threaded]:
     """Runs a server whose decoding thread answers requests for the model "m"."""
     server = alone.new_server(limits)
     decoding = threading.Thread(
-        target=server.worker.run, args=(alone.params, alone.seed), daemon=True
+        target=server.worker.run, args=(alone.params, alone.key), daemon=True
     )
     decoding.start()
     with threaded_server(server, limits) as served:

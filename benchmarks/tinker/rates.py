@@ -30,10 +30,10 @@ import numpy as np
 
 from jzero import algorithms, cli
 from jzero.config import Config, RolloutConfig, TrainConfig
+from jzero.decoder.driver import make_seed
 from jzero.decoder.engine import Samples
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.sequence import make_groups
-from jzero.rollout.sampler import make_seed
 from jzero.servers import sockets
 from jzero.tinker import __main__ as command
 from jzero.tinker import wire

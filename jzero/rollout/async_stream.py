@@ -28,6 +28,7 @@ from flax.serialization import msgpack_restore, msgpack_serialize
 from jaxtyping import Int32
 
 from jzero import config
+from jzero.decoder.driver import Phase
 from jzero.decoder.sequence import (
     DecodeCounters,
     EpisodeGroup,
@@ -39,7 +40,7 @@ from jzero.decoder.serialization import restore_all, to_plain
 from jzero.errors import UserError
 from jzero.hosts import collectives, interrupt
 from jzero.model import qwen
-from jzero.rollout.sampler import Sampler, to_rollout
+from jzero.rollout.sampler import GradedBatch, Sampler, to_rollout
 from jzero.tasks import find_task
 from jzero.types import Problem, Rollout
 
@@ -200,22 +201,12 @@ class RolloutStream:
         Returns early if all groups are finished and no other group may start.
         """
 
-        def admit_more() -> Groups | None:
-            if is_done():
-                return None
-            return [group.sequences for group in self.admit(version)]
-
-        return self.sampler.decode(
-            weights,
-            groups_to_decode([group.sequences for group in self.groups]),
-            group_size=self.rollout.group_size,
-            problem_of=self.problem_of,
-            temperature=self.rollout.temperature,
-            key=(self.seed, version + 1),
-            version=version,
-            admit_more=admit_more,
-            check_stop=check_stop,
-        )
+        groups = groups_to_decode([group.sequences for group in self.groups])
+        rollout = self.rollout
+        key = self.seed, version + 1
+        phase = Phase(weights, key, rollout.group_size, rollout.temperature, version)
+        batch = VersionBatch(self, groups, version, is_done, check_stop)
+        return self.sampler.decode(phase, batch)
 
     def admit(self, version: int) -> list[EpisodeGroup]:
         """Admits as many groups as may start at policy `version`, and returns them.
@@ -382,6 +373,31 @@ class RolloutStream:
 
     def halt(self) -> None:
         """Stops decoding and releases the engine. This class decodes only inside `collect`."""
+
+
+class VersionBatch(GradedBatch):
+    """The groups of a stream that decode with one version of the weights, until it has enough."""
+
+    is_whole = False
+
+    def __init__(
+        self,
+        stream: RolloutStream,
+        groups: Groups,
+        version: int,
+        is_done: Callable[[], bool],
+        check_stop: interrupt.StopCheck,
+    ) -> None:
+        super().__init__(stream.sampler, groups, stream.problem_of, check_stop)
+        self.stream = stream
+        self.version = version
+        self.is_done = is_done
+
+    def more(self) -> Groups | None:
+        """Returns the groups that may start now; None if the step has enough."""
+        if self.is_done():
+            return None
+        return [group.sequences for group in self.stream.admit(self.version)]
 
 
 class ThreadedStream(RolloutStream):

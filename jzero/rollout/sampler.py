@@ -6,35 +6,27 @@
       -> Sampler.gather_rollouts   collects the rollouts of all hosts, adds whole-batch rewards
 
 The synchronous train loop, `jzero evaluate` and `jzero.generate` call these three methods.
-Asynchronous rollouts (`async_stream.py`) call `Sampler.decode`, the core of the second step.
+Asynchronous rollouts (`async_stream.py`) and a job's request (`jzero sample`) decode other batches
+with `Sampler.decode`, the core of the second step.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import jax
 import jinja2
 import numpy as np
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 from jaxtyping import Int32
 
 from jzero import config, terminal
+from jzero.decoder.driver import Batch, Decoder, Phase
 from jzero.decoder.engine import ROLLOUTS, Engine, Samples
 from jzero.decoder.references import History
 from jzero.decoder.scheduler import Scheduler
-from jzero.decoder.sequence import (
-    AdmitMore,
-    DecodeCounters,
-    Groups,
-    Reply,
-    Sequence,
-    admit_none,
-    make_groups,
-    never_drain,
-)
+from jzero.decoder.sequence import DecodeCounters, Groups, Reply, Sequence, make_groups
 from jzero.decoder.serialization import rollouts_from_bytes, rollouts_to_bytes
 from jzero.environments import batched_rewards
 from jzero.environments.tools import episodes as tool_episodes
@@ -196,18 +188,9 @@ class Sampler:
         def problem_of(prompt_id: int) -> Problem:
             return decoded_problems[prompt_id].problem
 
-        counters = self.decode(
-            params,
-            groups,
-            group_size=group_size,
-            problem_of=problem_of,
-            temperature=temperature,
-            key=key,
-            version=version,
-            check_stop=check_stop,
-            samples=samples,
-            own_prompts=own_prompts,
-        )
+        phase = Phase(params, key, group_size, temperature, version, samples)
+        batch = GradedBatch(self, groups, problem_of, check_stop, own_prompts)
+        counters = self.decode(phase, batch)
         own_groups = groups[own_prompts.start : own_prompts.stop]
         sequences = [sequence for group in own_groups for sequence in group]
         rollouts = [to_rollout(problem_of(s.prompt_id), s) for s in sequences]
@@ -221,99 +204,30 @@ class Sampler:
         start = collectives.share_of(count, first).start
         return slice(start, collectives.share_of(count, last).stop)
 
-    def decode(
-        self,
-        params: qwen.Params,
-        groups: Groups,
-        *,
-        group_size: int,
-        problem_of: Callable[[int], Problem],
-        temperature: float,
-        key: tuple[int, int],
-        version: int,
-        admit_more: AdmitMore = admit_none,
-        check_stop: interrupt.StopCheck = interrupt.never_stop,
-        samples: Samples = ROLLOUTS,
-        own_prompts: range | None = None,
-        drain: Callable[[], bool] = never_drain,
-        in_grading: SequenceOf[Sequence] = (),
-    ) -> DecodeCounters:
-        """Decodes `groups` in place, and submits every turn for grading when it ends.
+    @property
+    def decoder(self) -> Decoder:
+        """The decoder of this host's engine, which reads tokens with this tokenizer."""
+        return Decoder(self.engine, self.text_of)
 
-        `problem_of` returns the problem of a `Sequence.prompt_id`; see `Scheduler.run` for
-        `admit_more` and `drain`. `check_stop` is called after every turn, and before every look for
-        replies. If it raises Interrupted on one host, all hosts raise. `own_prompts` are the
-        prompts whose turns this host grades, which a decoder of several hosts requires. Its first
-        host alone returns the counts of its decoding. `in_grading`: further sequences,
-        whose last turn ended before this call and has no grade yet.
+    def decode(self, phase: Phase, batch: "GradedBatch") -> DecodeCounters:
+        """Decodes a batch in place. If `batch.check_stop` raises on one host, all hosts raise.
+
+        Of a decoder of several hosts, the first one alone returns the counts.
         """
-
-        # The scheduler yields each sequence at the end of a turn; the grader returns the reply to
-        # it.
-        def key_of(sequence: Sequence) -> tuple[str, str]:
-            problem = problem_of(sequence.prompt_id)
-            return problem.task, problem.id
-
-        scheduler = Scheduler(
-            self.engine,
-            params,
-            self.text_of,
-            samples,
-            past_responses=lambda sequence: self.history.of(key_of(sequence)),
-        )
-        grader: TurnGrader | SharedTurns = TurnGrader(
-            pool=self.pool,
-            task=self.task,
-            settings=scheduler.settings,
-            stop_ids=self.engine.stop_ids,
-            tokenizer=self.tokenizer,
-            problem_of=problem_of,
-        )
-        if self.exchange is not None:
-            assert own_prompts is not None and admit_more is admit_none
-            grader = SharedTurns(grader, self.exchange, own_prompts, check_stop)
-            # Its hosts stop together, when they poll.
-            check_stop = interrupt.never_stop
-        for sequence in in_grading:
-            grader.submit(sequence)
-
-        def poll_replies(wait: bool) -> list[Reply]:
-            # At the end of a run, the scheduler may wait for many replies and decode nothing.
-            check_stop()
-            return grader.poll_replies(wait)
-
-        # The number of an episode's turns is unknown, and so are the groups that `admit_more` adds.
-        has_turns = self.engine.settings.max_turns > 1
-        total = None
-        if not has_turns and admit_more is admit_none:
-            total = sum(map(len, groups))
+        total = batch.total if self.engine.settings.max_turns == 1 else None
+        unit = "" if self.engine.settings.max_turns == 1 else "turns"
         try:
-            with terminal.phase("sample", total, unit="turns" if has_turns else "") as phase:
-                for sequence in scheduler.run(
-                    groups,
-                    group_size=group_size,
-                    temperature=temperature,
-                    seed=make_seed(self.engine, key),
-                    version=version,
-                    poll_replies=poll_replies,
-                    admit_more=admit_more,
-                    drain=drain,
-                ):
-                    self.history.add(key_of(sequence), sequence)
-                    grader.submit(sequence)
-                    phase.advance()
-                    phase.tokens = scheduler.counters.decoded_tokens
-                    check_stop()
+            with terminal.phase("sample", total, unit=unit) as shown:
+                batch.shown = shown
+                counters = self.decoder.run(phase, batch)
         except interrupt.Interrupted as reason:
             # The other hosts decode their shares to the end and then wait in `gather_rollouts`:
             # join them there.
             interrupt.raise_if_any_host_stopped(str(reason))
-        finally:
-            scheduler.cancel()  # after an interruption the engine must be free for an evaluation
-        counters = scheduler.counters
+            raise
         if self.exchange is not None and jax.process_index() != self.exchange.hosts[0]:
             counters = DecodeCounters()  # counted by the first host
-        return replace(counters, grading_seconds=grader.seconds_waited)
+        return replace(counters, grading_seconds=batch.grader.seconds_waited)
 
     def gather_rollouts(
         self,
@@ -419,6 +333,92 @@ class Sampler:
         return collectives.gather_json(results)[0]
 
 
+class GradedBatch(Batch):
+    """Groups of problems: every turn is graded while others decode, and replies begin new turns.
+
+    A subclass may add groups (`more`) and end turns (`drains`).
+    """
+
+    has_replies = True
+    is_whole: ClassVar[bool] = True  # whether no group is added
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        groups: Groups,
+        problem_of: Callable[[int], Problem],
+        check_stop: interrupt.StopCheck = interrupt.never_stop,
+        own_prompts: range | None = None,
+        in_grading: SequenceOf[Sequence] = (),
+    ) -> None:
+        """Makes a batch that is decoded once.
+
+        Args:
+            sampler: grades the turns.
+            groups: the groups that are decoded first.
+            problem_of: returns the problem of a `Sequence.prompt_id`.
+            check_stop: called after every turn and before every look for replies; may raise
+                Interrupted.
+            own_prompts: the prompts whose turns this host grades. A decoder of several hosts
+                requires them, and no further groups.
+            in_grading: further sequences, whose last turn ended earlier and has no grade yet.
+        """
+        super().__init__(groups)
+        self.sampler = sampler
+        self.problem_of = problem_of
+        self.check_stop = check_stop
+        self.own_prompts = own_prompts
+        self.in_grading = in_grading
+        self.shown = terminal.Phase("sample")
+        self.grader: TurnGrader | SharedTurns  # of the run
+
+    @property
+    def total(self) -> int | None:
+        """The number of sequences; None if groups may be added."""
+        return sum(map(len, self.groups)) if self.is_whole else None
+
+    def begin(self, run: Scheduler) -> None:
+        """See `Source.begin`."""
+        sampler, exchange = self.sampler, self.sampler.exchange
+        grader = self.grader = TurnGrader(
+            pool=sampler.pool,
+            task=sampler.task,
+            settings=run.settings,
+            stop_ids=run.engine.stop_ids,
+            tokenizer=sampler.tokenizer,
+            problem_of=self.problem_of,
+        )
+        if exchange is not None:
+            assert self.own_prompts is not None and self.is_whole
+            self.grader = SharedTurns(grader, exchange, self.own_prompts, self.check_stop)
+            # Its hosts stop together, when they poll.
+            self.check_stop = interrupt.never_stop
+        for sequence in self.in_grading:
+            self.grader.submit(sequence)
+
+    def turn_ended(self, run: Scheduler, sequence: Sequence) -> None:
+        """Submits a turn for grading."""
+        self.sampler.history.add(self._key_of(sequence), sequence)
+        self.grader.submit(sequence)
+        self.shown.advance()
+        self.shown.tokens = run.counters.decoded_tokens
+        self.check_stop()
+
+    def replies(self, wait: bool) -> list[Reply]:
+        """Returns the replies that have arrived."""
+        # At the end of a run, the scheduler may wait for many replies and decode nothing.
+        self.check_stop()
+        return self.grader.poll_replies(wait)
+
+    def past_responses(self, sequence: Sequence) -> Iterable[Int32[np.ndarray, " tokens"]]:
+        """Returns the earlier responses to the problem of a sequence, for rollout.draft=history."""
+        return self.sampler.history.of(self._key_of(sequence))
+
+    def _key_of(self, sequence: Sequence) -> tuple[str, str]:
+        problem = self.problem_of(sequence.prompt_id)
+        return problem.task, problem.id
+
+
 def _success_reward(grade: Grade, reward: config.turns.Success) -> float:
     """Returns AReaL's reward of a turn (realhf/impl/agent/math_multi_turn_agent.py)."""
     success = (grade.correct - 0.5) * 2
@@ -458,17 +458,6 @@ def make_sampler(engine: Engine, base: BaseModel, task: config.TaskConfig, pool:
     hosts = hosts_of(engine.mesh)
     exchange = collectives.Exchange(hosts) if len(hosts) > 1 else None
     return Sampler(engine, base.tokenizer, pool, task, history, exchange)
-
-
-@jax.jit
-def _fold_key(words: jax.Array) -> jax.Array:
-    return jax.random.fold_in(jax.random.key(words[0]), words[1])
-
-
-def make_seed(engine: Engine, key: tuple[int, int]) -> jax.Array:
-    """Returns the random key of two integers, replicated over the engine's devices."""
-    replicated = NamedSharding(engine.mesh, P())
-    return _fold_key(collectives.put(np.array(key, np.uint32), replicated))
 
 
 def to_rollout(problem: Problem, sequence: Sequence) -> Rollout:

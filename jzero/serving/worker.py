@@ -8,8 +8,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import jax
-
+from jzero.decoder.driver import Decoder, Phase, Source
 from jzero.decoder.engine import Engine, Samples
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.scoring import Scoring
@@ -103,7 +102,7 @@ class Submission:
         return len(scored[-1].tokens) - len(sequence.prompt_tokens) if scored else 0
 
 
-class DecodingWorker:
+class DecodingWorker(Source):
     """Decodes submitted sequences (continuous batching): they join before the next device call.
 
     Sequences wait here, in the order of their submissions, until a slot is free, and can be dropped
@@ -166,14 +165,11 @@ class DecodingWorker:
         """Returns the text of token ids."""
         return tokenizer.decode(self.tokenizer, ids)
 
-    def run(self, params: qwen.Params, seed: jax.Array) -> None:
+    def run(self, params: qwen.Params, key: tuple[int, int]) -> None:
         """Decodes until an error. The end of this thread ends the process."""
-        self.scheduler = Scheduler(self.engine, params, self.decode_text, REQUESTS)
+        phase = Phase(params, key, samples=REQUESTS)
         try:
-            for sequence in self.scheduler.run(
-                [], group_size=0, temperature=1.0, seed=seed, admit_more=self.admit_more
-            ):
-                self.finish(sequence)
+            Decoder(self.engine, self.decode_text).run(phase, self)
         finally:
             # The main thread runs the server; the signal ends it.
             self.has_ended = True
@@ -183,6 +179,18 @@ class DecodingWorker:
     def counters(self) -> DecodeCounters:
         """Returns the counters of prefilled, decoded and scored tokens since the thread started."""
         return self.scheduler.counters if self.scheduler else DecodeCounters()
+
+    def begin(self, run: Scheduler) -> None:
+        """See `Source.begin`."""
+        self.scheduler = run
+
+    def turn_ended(self, run: Scheduler, sequence: Sequence) -> None:
+        """See `Source.turn_ended`."""
+        self.finish(sequence)
+
+    def admit(self, run: Scheduler) -> Groups:
+        """See `Source.admit`."""
+        return self.admit_more()
 
     def finish(self, sequence: Sequence) -> None:
         """Scores or reports a sequence that the scheduler has finished."""
@@ -222,7 +230,7 @@ class DecodingWorker:
     def admit_more(self) -> Groups:
         """Reports progress, and returns as many sequences as there are free slots.
 
-        Blocks while there is nothing to decode. See `Scheduler.run`.
+        Blocks while there is nothing to decode. See `Source.admit`.
         """
         self.time_calls()
         self.report_scored()

@@ -44,6 +44,7 @@ import jzero
 from jzero import cli, config, terminal
 from jzero.blueprint import attached_topology
 from jzero.config import drafts
+from jzero.decoder.driver import Decoder
 from jzero.errors import UserError
 from jzero.hosts import broadcast, collectives, peers, processes
 from jzero.hosts.broadcast import Receiver, Sender
@@ -53,7 +54,6 @@ from jzero.planning.compiling import cache_directory
 from jzero.planning.fitting import attached_bytes, set_cpu_devices
 from jzero.planning.kv_pool import describe as describe_pool
 from jzero.planning.kv_pool import room_of_decoder, with_pages
-from jzero.rollout.sampler import make_seed
 from jzero.servers import limits, sockets
 from jzero.servers.connections import BoundedConfig
 from jzero.servers.limits import ConnectionLimits
@@ -244,7 +244,7 @@ def make_devices(
     def decode(ids: list[int]) -> str:
         return tokenizer.decode(base.tokenizer, ids)
 
-    sampling = Sampling(engine, snapshots, make_seed(engine, (settings.train.seed, 0)), decode)
+    sampling = Sampling(Decoder(engine, decode), snapshots, (settings.train.seed, 0))
     return Devices(tenants, sampling, stream)
 
 

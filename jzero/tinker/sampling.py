@@ -19,14 +19,15 @@ from jax.sharding import Mesh
 from jaxtyping import Float32, Int32
 
 from jzero.decoder.adapter_bank import BASE_MODEL, AdapterBank, HeldAdapter, can_hold
-from jzero.decoder.engine import Engine, Samples
+from jzero.decoder.driver import Decoder, Phase, Source
+from jzero.decoder.engine import Samples
 from jzero.decoder.sampling import Filters
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.score_program import MAX_ALTERNATIVES
 from jzero.decoder.scoring import Scoring
 from jzero.decoder.sequence import Groups, Sequence
 from jzero.errors import UserError
-from jzero.hosts import collectives
+from jzero.hosts import collectives, interrupt
 from jzero.model import adapters, qwen
 from jzero.sharding.mesh import adapter_shardings
 from jzero.tinker import wire
@@ -262,21 +263,15 @@ def call(compute: Callable[[], dict]) -> dict:
     return compute()
 
 
-class Sampling:
+class Sampling(Source):
     """Decodes the waiting requests."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        snapshots: Snapshots,
-        seed: jax.Array,
-        decode: Callable[[list[int]], str],
-    ) -> None:
-        """decode: returns the text of token ids."""
-        self.engine = engine
+    def __init__(self, decoder: Decoder, snapshots: Snapshots, key: tuple[int, int]) -> None:
+        """key: of the noise (see `Phase`)."""
+        self.decoder = decoder
+        self.engine = decoder.engine
         self.snapshots = snapshots
-        self.seed = seed
-        self.decode = decode
+        self.key = key
         self.waiting: deque[Request] = deque()
         # Of the requests that wait: those of which some samples have begun, and those that were
         # live when a call failed.
@@ -287,8 +282,13 @@ class Sampling:
         self.scoring: dict[Scoring, Live] = {}
         self.num_prompts = 0  # numbers the groups that share pages
         self.prefills = 0
+        self.scheduler: Scheduler | None = None  # of the current run
         # With several hosts, the clock of process 0: they decide alike.
         self.clock: Callable[[], float] = time.monotonic
+        # Of the current run: see `run`, the key of its weights, and when it began.
+        self.between_calls: Callable[[], None] = interrupt.never_stop
+        self.weights_key = BASE
+        self.started = 0.0
 
     def check(self, request: Request) -> None:
         """Raises UserError if a request cannot be served. Any thread may call this."""
@@ -332,30 +332,12 @@ class Sampling:
         except UserError as error:
             self.fail_waiting(key, error)
             return
-        scheduler = Scheduler(self.engine, params, self.decode, REQUESTS)
-        started = self.clock()
-
-        def admit_more() -> Groups:
-            between_calls()
-            self.take_scored(scheduler)
-            others_wait = any(self.weights_of(request) != key for request in self.waiting)
-            if others_wait and self.clock() - started > SWITCH_SECONDS:
-                # Admits nothing more: the run ends with its live sequences, and the next run takes
-                # the snapshot of the first waiting request.
-                return []
-            groups = self.admit(scheduler, key)
-            if self.snapshots.bank is not None:
-                # The bank may have other adapters now.
-                scheduler.use_weights(self.snapshots.bank.params)
-            return groups
-
+        self.between_calls, self.weights_key, self.started = between_calls, key, self.clock()
         try:
+            self.decoder.run(Phase(params, self.key, samples=REQUESTS), self)
+            assert self.scheduler is not None, "the run has begun"
             # Scoring may outlast the last sequence; the scheduler ends once both are done.
-            for sequence in scheduler.run(
-                [], group_size=0, temperature=1.0, seed=self.seed, admit_more=admit_more
-            ):
-                self.finish_sequence(scheduler, sequence)
-            self.take_scored(scheduler)
+            self.take_scored(self.scheduler)
         except Exception as error:
             # Without any live request the failure is not theirs: the next attempt would repeat it.
             if not (self.live or self.scoring):
@@ -363,11 +345,35 @@ class Sampling:
             self.fail_or_repeat_live(error)
             raise
         finally:
-            # Frees the pages of sequences that an exception has left unfinished.
-            scheduler.cancel()
-            self.prefills += scheduler.counters.prefills
+            if self.scheduler is not None:
+                self.prefills += self.scheduler.counters.prefills
+            self.scheduler = None
 
-    def admit(self, scheduler: Scheduler, key: str) -> Groups:
+    def begin(self, run: Scheduler) -> None:
+        """See `Source.begin`."""
+        self.scheduler = run
+
+    def admit(self, run: Scheduler) -> Groups:
+        """Returns the groups of requests that join the others. See `Source.admit`."""
+        self.between_calls()
+        self.take_scored(run)
+        key = self.weights_key
+        others_wait = any(self.weights_of(request) != key for request in self.waiting)
+        if others_wait and self.clock() - self.started > SWITCH_SECONDS:
+            # Admits nothing more: the run ends with its live sequences, and the next run takes the
+            # snapshot of the first waiting request.
+            return []
+        groups = self.admit_waiting(run, key)
+        if self.snapshots.bank is not None:
+            # The bank may have other adapters now.
+            run.use_weights(self.snapshots.bank.params)
+        return groups
+
+    def turn_ended(self, run: Scheduler, sequence: Sequence) -> None:
+        """See `Source.turn_ended`."""
+        self.finish_sequence(run, sequence)
+
+    def admit_waiting(self, scheduler: Scheduler, key: str) -> Groups:
         """Moves requests of a batch into the scheduler, as many as there are free slots.
 
         The owner with the fewest live samples is next. See `room_of`.
@@ -387,7 +393,7 @@ class Sampling:
             if not count:
                 continue
             try:
-                live = self.begun.get(request) or self.begin(scheduler, request)
+                live = self.begun.get(request) or self.begin_request(scheduler, request)
             except Exception as error:
                 # A damaged checkpoint, for example: the requests of others do not need it.
                 placed.add(request)
@@ -441,7 +447,7 @@ class Sampling:
         share = max(1, slots - max(1, slots // 4))
         return max(0, min(num_left, free, share - num_live))
 
-    def begin(self, scheduler: Scheduler, request: Request) -> Live | None:
+    def begin_request(self, scheduler: Scheduler, request: Request) -> Live | None:
         """Returns a request with its adapter; None if requests hold all slots of the bank.
 
         Raises UserError if its snapshot is gone.

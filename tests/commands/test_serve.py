@@ -507,12 +507,13 @@ def test_a_client_that_leaves_frees_its_slot(alone) -> None:
         """Decodes few tokens before the client has left, and ends when all is done."""
         if any(sequence.num_new >= 16 for sequence in sequences):
             assert has_left.wait(60)
-        return worker.admit_more() if worker.live or not worker.inbox.empty() else []
+        return worker.admit(scheduler) if worker.live or not worker.inbox.empty() else []
+
+    scheduler = alone.new_scheduler()
 
     def decode() -> None:
-        scheduler = alone.new_scheduler()
         for sequence in scheduler.run([], 0, 1.0, alone.seed, admit_more=admit_more):
-            worker.finish(sequence)
+            worker.turn_ended(scheduler, sequence)
             finished.append(sequence)
 
     async def leave() -> None:

@@ -14,9 +14,10 @@ from jzero import cli
 from jzero.chat import Chat
 from jzero.commands import evaluate
 from jzero.config import RolloutConfig
+from jzero.decoder.driver import make_seed
 from jzero.model import end_tokens, huggingface, tokenizer
 from jzero.model.base_model import read_base_model
-from jzero.rollout.sampler import Sampler, make_seed, warn_of_missing_stop
+from jzero.rollout.sampler import Sampler, warn_of_missing_stop
 from jzero.run.export_model import export_model
 from jzero.serving.limits import Limits
 from jzero.types import Problem

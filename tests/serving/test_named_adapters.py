@@ -14,9 +14,9 @@ from servers import Alone, free_port, save_model, server_process, wait_until_hea
 from jzero import cli, serve
 from jzero.commands import evaluate
 from jzero.config import AdapterConfig
+from jzero.decoder.driver import make_seed
 from jzero.errors import UserError
 from jzero.model import adapters, huggingface, peft, qwen
-from jzero.rollout.sampler import make_seed
 from jzero.workers.pool import Pool
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -59,7 +59,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     # Its engine is its own, because its thread never ends.
     alone = load_alone(save_model(tmp_path_factory.mktemp("scored") / "model"))
     server = alone.new_server(LIMITS)
-    arguments = alone.params, alone.seed
+    arguments = alone.params, alone.key
     threading.Thread(target=server.worker.run, args=arguments, daemon=True).start()
     with threaded_server(server, LIMITS) as running:
         yield Served(alone, server.worker, running.url)
