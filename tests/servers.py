@@ -2,6 +2,7 @@
 process or as a thread of this process."""
 
 import contextlib
+import functools
 import socket
 import subprocess
 import sys
@@ -103,7 +104,7 @@ class Alone:
     params: qwen.Params
     key: tuple[int, int] = (0, 0)  # of the noise
 
-    @property
+    @functools.cached_property
     def seed(self) -> jax.Array:
         """The key as an array, which a scheduler takes."""
         return make_seed(self.engine, self.key)

@@ -206,8 +206,8 @@ def test_only_the_whole_config_counts(source: str, expected: bool) -> None:
     assert any(map(holds_config, ast.walk(ast.parse(source)))) == expected
 
 
-# What makes the devices' share of a model, and the one module outside of its own package that calls
-# it. Runs, commands, servers and plans describe what they need (`jzero.blueprint`).
+# What makes or drives the devices' share of a model, and the one module outside of its own package
+# that calls it. Runs, commands, servers and plans describe what they need (`jzero.blueprint`).
 ONE_CALLER = {
     "make_mesh": ("sharding", set()),
     "train_mesh": ("sharding", set()),
@@ -223,6 +223,7 @@ ONE_CALLER = {
     "huggingface.load": ("model", {"service.weights"}),
     "huggingface.reader": ("model", {"service.weights"}),
     "peft.load": ("model", {"service.weights"}),
+    "Scheduler": ("decoder", set()),  # only its driver
 }
 
 

@@ -30,9 +30,8 @@ import numpy as np
 
 from jzero import algorithms, cli
 from jzero.config import Config, RolloutConfig, TrainConfig
-from jzero.decoder.driver import make_seed
+from jzero.decoder.driver import Batch, Phase
 from jzero.decoder.engine import Samples
-from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.sequence import make_groups
 from jzero.servers import sockets
 from jzero.tinker import __main__ as command
@@ -149,16 +148,14 @@ def ratio(server: Callable[[], object], own: Callable[[], object], repeat: int) 
 
 
 def own_decoder(service: Service, prompts: list[list[int]], group: int, new: int) -> Callable:
-    """Returns a function that samples with the scheduler of jzero.generate."""
-    engine = service.sampling.engine
-    seed = make_seed(engine, (0, 0))
+    """Returns a function that samples as jzero.generate does."""
+    decoder = service.sampling.decoder
     arrays = [np.array(prompt, np.int32) for prompt in prompts]
 
     def run() -> None:
         base = service.sampling.snapshots.base
-        decode = service.sampling.decode
-        scheduler = Scheduler(engine, base, decode, Samples(is_trained=False))
-        list(scheduler.run(make_groups(arrays, group, new), group, 1.0, seed))
+        phase = Phase(base, (0, 0), group, samples=Samples(is_trained=False))
+        decoder.run(phase, Batch(make_groups(arrays, group, new)))
 
     return run
 

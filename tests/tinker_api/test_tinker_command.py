@@ -6,9 +6,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tinker_client import Client, datum, process
+from tinker_client import Client, process
 from tinker_sdk import sdk_pythons
 
+from benchmarks.tinker.scripted_loop import datum
 from jzero.errors import UserError
 from jzero.tinker import __main__ as command
 from jzero.tinker.sessions import Keys
