@@ -29,6 +29,7 @@ from jzero.planning.largest import (
     with_one_slot,
 )
 from jzero.planning.models import hub_id_of
+from jzero.planning.planned_run import PlannedRun
 
 
 def with_offloaded_moments(settings: Config) -> Config:
@@ -54,7 +55,7 @@ def with_rank(settings: Config, rank: int) -> Config:
     return replace(settings, model=replace(settings.model, adapter=adapter))
 
 
-def verdict_of(settings: Config, model: str, topology: str, tokens: int) -> Fit | None:
+def verdict_of(settings: Config, model: str, topology: str, tokens: int) -> Fit[PlannedRun] | None:
     """Returns how the model fits, or what it takes with one slot on each device where it does not.
 
     None if it cannot be split over the devices.

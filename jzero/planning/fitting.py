@@ -13,6 +13,7 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, Never, TypeVar
 
 import jax
 
@@ -110,15 +111,19 @@ def usable_bytes(device_kind: str, platform: str) -> float | None:
 # -- the verdict -----------------------------------------------------------------------------------
 
 
+# What is described: a PlannedRun, or another program that trains, such as a Tinker server.
+Described = TypeVar("Described")
+
+
 @dataclass(frozen=True)
-class Fit:
+class Fit(Generic[Described]):
     """The bytes that a run needs on a device, and the bytes that the device has."""
 
     settings: Config  # of the run
-    run: PlannedRun
+    run: Described
     phases: dict[str, float]  # bytes on a device at the peak of every phase
     available: float  # bytes on a device
-    remedies: tuple[Remedy, ...] = ()  # that `shrink` has applied
+    remedies: tuple[Remedy[Never], ...] = ()  # that `shrink` has applied
 
     @property
     def needed(self) -> float:
@@ -138,7 +143,7 @@ class Fit:
         }
 
 
-def fit(settings: Config, devices: Sequence[DescribedDevice], available: float) -> Fit:
+def fit(settings: Config, devices: Sequence[DescribedDevice], available: float) -> Fit[PlannedRun]:
     """Compares the bytes that `settings` need on `devices` with the bytes that each device has.
 
     Raises:
@@ -158,7 +163,9 @@ def room_for_arrays(run: PlannedRun, available: float) -> float:
     return available - saved_bytes(run) if is_cpu(run.devices) else available
 
 
-def fit_run(settings: Config, devices: Sequence[DescribedDevice], available: float) -> Fit:
+def fit_run(
+    settings: Config, devices: Sequence[DescribedDevice], available: float
+) -> Fit[PlannedRun]:
     """Returns how a run fits its devices, with the KV cache that it would choose.
 
     The bytes of each phase include, on CPUs, the copy of a checkpoint while it is being written.
@@ -331,7 +338,7 @@ def require_fit(settings: Config, devices: Sequence[DescribedDevice], available:
     )
 
 
-def _advice(verdict: Fit, settings: Config, changed: Fit | None) -> str:
+def _advice(verdict: Fit[PlannedRun], settings: Config, changed: Fit[PlannedRun] | None) -> str:
     if changed is not None:
         costs = "; ".join(remedy.costs for remedy in dict.fromkeys(changed.remedies))
         return f"it fits with {' '.join(setting_flags(settings, changed.settings))} ({costs})"
@@ -360,8 +367,8 @@ def with_remedies(
     settings: Config,
     devices: Sequence[DescribedDevice],
     available: float,
-    remedies: Sequence[Remedy] = REMEDIES,
-) -> Fit | None:
+    remedies: Sequence[Remedy[PlannedRun]] = REMEDIES,
+) -> Fit[PlannedRun] | None:
     """Returns how settings fit with as few changes as possible; None if no remedy suffices."""
     verdict = shrink(settings, devices, available, remedies)
     return verdict if verdict.fits else None
@@ -371,15 +378,33 @@ def shrink(
     settings: Config,
     devices: Sequence[DescribedDevice],
     available: float,
-    remedies: Sequence[Remedy],
-) -> Fit:
+    remedies: Sequence[Remedy[PlannedRun]],
+) -> Fit[PlannedRun]:
     """Returns how settings fit after the remedies that they need, or after all that help.
 
     Raises UserError as `fit`, for the settings themselves.
     """
-    verdict = fit(settings, devices, available)
+
+    def refit(changed: Config) -> Fit[PlannedRun]:
+        return fit(changed, devices, available)
+
+    return apply_remedies(refit(settings), refit, remedies)
+
+
+def apply_remedies(
+    verdict: Fit[Described],
+    refit: Callable[[Config], Fit[Described]],
+    remedies: Sequence[Remedy[Described]],
+) -> Fit[Described]:
+    """Returns how a program fits after the remedies that it needs, or after all that help.
+
+    This is the only search for sizes that fit: of training runs, presets, plans and servers.
+
+    verdict: how the program fits with its settings.
+    refit: returns how it fits with other settings, or raises UserError if they conflict.
+    """
     while verdict.excess:
-        improved = _improve(verdict, devices, remedies)
+        improved = _improve(verdict, refit, remedies)
         if improved is None:
             break
         verdict = improved
@@ -387,8 +412,10 @@ def shrink(
 
 
 def _improve(
-    verdict: Fit, devices: Sequence[DescribedDevice], remedies: Sequence[Remedy]
-) -> Fit | None:
+    verdict: Fit[Described],
+    refit: Callable[[Config], Fit[Described]],
+    remedies: Sequence[Remedy[Described]],
+) -> Fit[Described] | None:
     """Returns the fit with the first remedy that saves memory in a phase that does not fit."""
     # Greedy: the phase with the largest excess gets its cheapest remedy first.
     for phase in sorted(verdict.excess, key=verdict.excess.__getitem__, reverse=True):
@@ -399,7 +426,7 @@ def _improve(
             if changed is None:
                 continue
             try:
-                improved = fit(changed, devices, verdict.available)
+                improved = refit(changed)
             except UserError:  # the remedy conflicts with other settings
                 continue
             # A remedy that saves nothing in this phase would only slow down the run, and the loop

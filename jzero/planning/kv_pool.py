@@ -77,6 +77,24 @@ def size_pool(
     Raises:
         UserError: rollout.num_pages, or one sequence of full length, does not fit.
     """
+    pages, reason = choose_pages(rollout, engine, room, longest)
+    # A resumed run has its original size, unless its settings ask for less.
+    if recorded_pages:
+        full = engine.pages_per_shard - 1
+        pages, reason = min(full, recorded_pages), "the size that the run began with"
+    # All hosts use the size of the host with the least memory.
+    pages = min(collectives.gather_json(pages))
+    processes.print_once(terminal.wrapped(describe(engine, pages, reason, longest)))
+    return replace(rollout, num_pages=_all_pages(engine, pages))
+
+
+def choose_pages(
+    rollout: RolloutConfig, engine: Engine, room: Room | None, longest: int = 0
+) -> tuple[int, str]:
+    """Returns the pages for the sequences of each shard, and the reason for their number.
+
+    The arguments and errors are those of `size_pool`.
+    """
     full = engine.pages_per_shard - 1  # one page is for idle slots
     if room is None:
         pages, reason = full, "the memory of a device is not known"
@@ -105,13 +123,7 @@ def size_pool(
                 f"{pool_bytes(engine, pages) / GIB:.1f} GiB on a device, and there are "
                 f"{room.most_bytes / GIB:.1f} GiB: lower it"
             )
-    # A resumed run has its original size, unless its settings ask for less.
-    if recorded_pages:
-        pages, reason = min(full, recorded_pages), "the size that the run began with"
-    # All hosts use the size of the host with the least memory.
-    pages = min(collectives.gather_json(pages))
-    processes.print_once(terminal.wrapped(describe(engine, pages, reason, longest)))
-    return replace(rollout, num_pages=_all_pages(engine, pages))
+    return pages, reason
 
 
 def with_full_pool(blueprint: Blueprint[Trains]) -> Blueprint[Trains]:

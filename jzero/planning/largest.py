@@ -15,6 +15,7 @@ from jzero.model import qwen
 from jzero.planning.chips import CHIPS, GIB, DescribedDevice
 from jzero.planning.fitting import Fit, setting_flags, shrink
 from jzero.planning.models import KNOWN_MODELS
+from jzero.planning.planned_run import PlannedRun
 from jzero.planning.remedies import FEWER_SLOTS, SPLIT_LAYERS
 
 RESPONSE_TOKENS = (1024, 8192)
@@ -125,7 +126,7 @@ def fit_model(
     hub_id: str,
     devices: Sequence[DescribedDevice],
     available: float,
-) -> Fit | None:
+) -> Fit[PlannedRun] | None:
     """Returns how the model fits, with as many slots as possible; None if it does not fit.
 
     Tensor parallelism is raised only if the model does not fit otherwise.
@@ -145,7 +146,7 @@ def with_one_slot(
     hub_id: str,
     devices: Sequence[DescribedDevice],
     available: float,
-) -> Fit | None:
+) -> Fit[PlannedRun] | None:
     """Returns how the model fits with one slot on each device, and with split layers if needed.
 
     None if the settings are invalid for it.

@@ -19,7 +19,7 @@ from jzero.planning.disk import GB, DiskNeed, parts_of_workdir
 from jzero.planning.fitting import PROCESS_BYTES, Fit, fit_run, is_cpu
 from jzero.planning.largest import memory_of
 from jzero.planning.models import run_title
-from jzero.planning.planned_run import architectures
+from jzero.planning.planned_run import PlannedRun, architectures
 
 LAPTOP_SHARE = 0.75  # of a laptop's memory: the system and other programs take the rest
 # FLOPs (fp32) and bytes a second of all cores of a usual laptop, for an estimate of hours.
@@ -132,7 +132,7 @@ class Verdict:
     """Whether a run fits the memory and the disk of a machine, by arithmetic."""
 
     machine: Machine
-    memory: Fit | None  # None if the memory of the devices is unknown
+    memory: Fit[PlannedRun] | None  # None if the memory of the devices is unknown
     disk: DiskNeed
     hours: float | None = None  # of the run's steps, by estimate; None if nothing is known
     price: float = 0.0  # dollars an hour; 0 if unknown

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from jzero.planning.chips import GIB
 from jzero.planning.compiling import Measurement
 from jzero.planning.planned_run import PlannedRun, pages_that_fit, pool_bytes
-from jzero.sharding.mesh import row_shards
 
 # JAX's default share of a GPU's memory, without XLA_PYTHON_CLIENT_MEM_FRACTION.
 DEFAULT_GPU_SHARE = 0.75
@@ -72,12 +71,6 @@ def phase_totals(run: PlannedRun, measured: Mapping[str, Measurement]) -> dict[s
         if added:
             totals[phase_name] = max(added) + sum(parts_on_device(run, phase_name).values())
     return totals
-
-
-def row_tokens(run: PlannedRun) -> int:
-    """Returns the tokens of the smallest microbatch: one row of the longest layout per device."""
-    longest = run.trainer.layouts[0].tokens
-    return longest * row_shards(run.mesh)
 
 
 def suggestions(
@@ -159,7 +152,7 @@ def _for_update(run: PlannedRun, measured: Mapping[str, Measurement]) -> list[st
         lines.append(
             "--config.model.remat=full: saves only the inputs of layers for the backward pass"
         )
-    least = row_tokens(run)
+    least = run.row_tokens
     tokens = run.workload.microbatch_tokens
     fewer = tokens // least // 2 * least
     if fewer:

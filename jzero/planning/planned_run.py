@@ -36,7 +36,7 @@ from jzero.numerics.sizes import power_of_two
 from jzero.planning.chips import CHIPS, Chip, DescribedDevice, smaller_slice
 from jzero.planning.compiling import Program, compile_only_devices, device_bytes
 from jzero.planning.models import architecture
-from jzero.sharding.mesh import Device, adapter_shardings, hosts_of
+from jzero.sharding.mesh import Device, adapter_shardings, hosts_of, row_shards
 from jzero.sharding.publish import (
     abstract_decoder_weights,
     gather_adapter_program,
@@ -129,6 +129,16 @@ class PlannedRun:
     @property
     def mesh(self) -> Mesh:
         return self.trainer.policy.mesh
+
+    @property
+    def row_tokens(self) -> int:
+        """The tokens of the smallest microbatch: one row of the longest layout per device."""
+        return self.trainer.layouts[0].tokens * row_shards(self.mesh)
+
+    @property
+    def microbatch_tokens(self) -> int:
+        """The tokens of the longest microbatch, over all devices."""
+        return self.trainer.rows[0] * self.trainer.layouts[0].tokens
 
     @property
     def devices(self) -> list[Device]:

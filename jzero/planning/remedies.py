@@ -1,4 +1,5 @@
-"""What makes a run smaller: one ordered table, which recipes, `jzero train` and `jzero plan` read.
+"""What makes a run smaller: one ordered table, which recipes, `jzero train`, `jzero plan` and the
+Tinker server read.
 
 A remedy changes settings so that a run needs less memory in some of its phases, and costs
 something: speed, or another training. `fitting.shrink` takes the cheapest first, until the run
@@ -7,10 +8,10 @@ fits.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar
 
 from jzero import config
 from jzero.config import Config
-from jzero.planning.memory import row_tokens
 from jzero.planning.planned_run import PlannedRun
 from jzero.sharding.context import heads_to_share
 from jzero.sharding.mesh import context_shards, row_shards
@@ -21,20 +22,33 @@ SHORTEST_RESPONSE = 256  # tokens: advice never makes responses shorter than thi
 PUBLISH, ROLLOUT, SCORE, UPDATE = "publish", "rollout", "score", "update"
 
 
+class PackedRows(Protocol):
+    """The part of a described run, or of a server that trains, that sizes its microbatches."""
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens of the smallest microbatch, over all devices."""
+        ...
+
+    @property
+    def microbatch_tokens(self) -> int:
+        """Tokens of the longest microbatch, over all devices."""
+        ...
+
+
+# What is described: a PlannedRun, or another program that trains, such as a Tinker server.
+Described = TypeVar("Described", contravariant=True)
+
+
 @dataclass(frozen=True)
-class Remedy:
+class Remedy(Generic[Described]):
     """A change of settings that saves memory."""
 
     # Returns changed settings, or None if there is nothing left to change.
-    change: Callable[[Config, PlannedRun], Config | None]
+    change: Callable[[Config, Described], Config | None]
     settings: tuple[str, ...]  # that it changes
     costs: str
     phases: tuple[str, ...]  # in which it saves memory
-
-
-def microbatch_tokens(run: PlannedRun) -> int:
-    """Returns the tokens of the longest microbatch, over all devices."""
-    return run.trainer.rows[0] * run.trainer.layouts[0].tokens
 
 
 def engine_slots(run: PlannedRun) -> int:
@@ -49,10 +63,10 @@ def recompute_layers(settings: Config, run: PlannedRun) -> Config | None:
     return replace(settings, model=replace(settings.model, remat="full"))
 
 
-def smaller_microbatches(settings: Config, run: PlannedRun) -> Config | None:
+def smaller_microbatches(settings: Config, run: PackedRows) -> Config | None:
     """Halves the rows of a microbatch, down to one on each device."""
-    least = row_tokens(run)
-    fewer = microbatch_tokens(run) // least // 2 * least
+    least = run.row_tokens
+    fewer = run.microbatch_tokens // least // 2 * least
     return _with_train(settings, microbatch_tokens=fewer) if fewer else None
 
 
@@ -130,7 +144,7 @@ def shorter_responses(settings: Config, run: PlannedRun) -> Config | None:
         halves = ",".join(str(length // 2) for length in lengths)
         shorter = replace(shorter, train=replace(shorter.train, pack=halves))
     # A microbatch keeps its number of rows, which become shorter.
-    rows = microbatch_tokens(run) // row_tokens(run)
+    rows = run.microbatch_tokens // run.row_tokens
     packs = max(1, settings.train.packs_per_row)
     pack = longest_pack(shorter)
     row = rollout.max_prompt_tokens + packs * pack
@@ -166,7 +180,7 @@ def split_rows(settings: Config, run: PlannedRun) -> Config | None:
     # Devices of the context axis come out of fsdp, so half as many rows are computed at the same
     # time.
     changed = replace(settings, mesh=replace(settings.mesh, data=1, fsdp=-1, context=context))
-    return _with_train(changed, microbatch_tokens=microbatch_tokens(run) // 2)
+    return _with_train(changed, microbatch_tokens=run.microbatch_tokens // 2)
 
 
 def _with_train(settings: Config, **changes: int) -> Config:
@@ -247,7 +261,7 @@ SHORTER_RESPONSES = Remedy(
 )
 
 # The cheapest first.
-REMEDIES: tuple[Remedy, ...] = (
+REMEDIES: tuple[Remedy[PlannedRun], ...] = (
     RECOMPUTE_LAYERS,
     FEWER_SLOTS,
     SMALLER_MICROBATCHES,

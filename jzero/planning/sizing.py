@@ -29,14 +29,12 @@ from jzero.planning.fitting import (
     shrink,
     without_adapter_path,
 )
-from jzero.planning.memory import row_tokens
-from jzero.planning.planned_run import build
+from jzero.planning.planned_run import PlannedRun, build
 from jzero.planning.remedies import (
     FEWER_SLOTS,
     SMALLER_MICROBATCHES,
     Remedy,
     engine_slots,
-    microbatch_tokens,
 )
 from jzero.sharding.mesh import num_decoders
 from jzero.types import JsonValue
@@ -142,7 +140,7 @@ def hold_a_row(
     if not tokens:
         return config, ""
     slots = config.rollout.num_slots
-    least = row_tokens(build(without_adapter_path(_with(config, 0, slots)), devices))
+    least = build(without_adapter_path(_with(config, 0, slots)), devices).row_tokens
     if tokens >= least:
         return config, ""
     sentence = (
@@ -168,11 +166,11 @@ def choose_sizes(
         return config
     if available is not None:
         available = room_for_arrays(run, available)
-    least = row_tokens(run)
+    least = run.row_tokens
     tokens = config.train.microbatch_tokens
     if not tokens:
         # A multiple of one row on each device, and no more than the rows of a step.
-        tokens = max(least, min(microbatch_tokens(run), most_tokens(devices) // least * least))
+        tokens = max(least, min(run.microbatch_tokens, most_tokens(devices) // least * least))
     slots = config.rollout.num_slots
     if not slots:
         # At least one on each device.
@@ -188,7 +186,7 @@ def choose_sizes(
 
     # Only sizes that the config left open may shrink. The KV cache has pages for all slots here; a
     # cache that is a little too large is made smaller by `kv_pool`, without fewer slots.
-    open_sizes: list[Remedy] = []
+    open_sizes: list[Remedy[PlannedRun]] = []
     if not config.train.microbatch_tokens:
         open_sizes.append(SMALLER_MICROBATCHES)
     if not config.rollout.num_slots:

@@ -54,12 +54,12 @@ from jzero.planning.fitting import (
     with_remedies,
 )
 from jzero.planning.machines import Machine
+from jzero.planning.planned_run import PlannedRun
 from jzero.planning.remedies import (
     QUANTIZE_BASE,
     REMEDIES,
     SHORTER_RESPONSES,
     TRAIN_AN_ADAPTER,
-    microbatch_tokens,
 )
 from jzero.planning.sizing import most_tokens
 from jzero.problems.prompts import BOXED, CHAT_FILE, COLUMN, MATH_TEMPLATES, NO_SYSTEM_PROMPT
@@ -669,16 +669,16 @@ def _choose_remat(sheet: Sheet, source: str, machine: Machine) -> None:
     if available is None or "model.remat" in sheet.given:
         return  # the default takes the least memory
 
-    def fit_with(remat: Literal["dots", "full"]) -> Fit:
+    def fit_with(remat: Literal["dots", "full"]) -> Fit[PlannedRun]:
         planned = planned_settings(sheet.settings, source)
         planned.model.remat = remat
         sized = _with_chosen_sizes(planned, sheet.given, machine)
         return fit_run(sized, machine.devices, available)
 
-    verdict, usual = fit_with("dots"), microbatch_tokens(fit_with("full").run)
+    verdict, usual = fit_with("dots"), fit_with("full").run.microbatch_tokens
     enough = min(usual, ENOUGH_TOKENS * len(machine.devices))
     needed = f"{verdict.needed / GIB:.1f} of {available / GIB:.1f} GiB"
-    if verdict.needed <= DOTS_SHARE * available and microbatch_tokens(verdict.run) >= enough:
+    if verdict.needed <= DOTS_SHARE * available and verdict.run.microbatch_tokens >= enough:
         sheet.set(
             "model.remat",
             "dots",

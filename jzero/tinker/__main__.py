@@ -68,6 +68,7 @@ from jzero.tinker.http import Api, make_app, make_rules
 from jzero.tinker.limits import TinkerLimits
 from jzero.tinker.plan import (
     CPU_MICROBATCH_TOKENS,
+    PLANNED,
     Residents,
     Server,
     choose_sizes,
@@ -176,8 +177,7 @@ def with_sizes(settings: config.Config, server: Server, residents: Residents) ->
         tokens = settings.train.microbatch_tokens or CPU_MICROBATCH_TOKENS
         return with_pages(server, room), tokens
     sizes = choose_sizes(settings, parts_of(server, residents), residents, available)
-    reason = "the plan of the server; python -m jzero.tinker --plan prints it"
-    processes.print_once(describe_pool(engine, sizes.num_pages // engine.num_shards, reason))
+    processes.print_once(describe_pool(engine, sizes.num_pages // engine.num_shards, PLANNED))
     rollout = replace(server.sampling.rollout, num_pages=sizes.num_pages)
     return server.with_rollout(rollout), sizes.microbatch_tokens
 

@@ -4,8 +4,9 @@
 
 One process trains and samples, so a device holds everything at the same time: the frozen base, the
 states of the resident adapters, the bank of snapshots, the KV cache, and the work of the program
-that runs. `choose_sizes` divides the memory by arithmetic, at the start of a server as well. A plan
-then compiles every program of the largest shapes, for devices that need not be attached.
+that runs. `choose_sizes` divides the memory by arithmetic, with the functions that size training
+runs (`planning.kv_pool`, `planning.remedies`), at the start of a server as well. A plan then
+compiles every program of the largest shapes, for devices that need not be attached.
 """
 
 import math
@@ -44,9 +45,11 @@ from jzero.planning.compiling import (
     device_bytes,
     measure,
 )
-from jzero.planning.fitting import usable_bytes
+from jzero.planning.fitting import Fit, apply_remedies, usable_bytes
+from jzero.planning.kv_pool import Room, choose_pages
 from jzero.planning.models import architecture
-from jzero.planning.planned_run import pages_that_fit, pool_bytes, prefix_bytes
+from jzero.planning.planned_run import pool_bytes, prefix_bytes
+from jzero.planning.remedies import SMALLER_MICROBATCHES, UPDATE
 from jzero.planning.report import program_lines
 from jzero.sharding.mesh import Device, row_shards
 from jzero.sharding.publish import abstract_decoder_weights, has_decoder_layout
@@ -59,6 +62,7 @@ from jzero.types import Batch, Params, RowLayout
 POOL_SHARE = 0.5  # of the memory that is left: the KV cache; the rest is for longer microbatches
 CPU_MICROBATCH_TOKENS = 4096  # on a CPU, where the memory of a device is not known
 MOST_MICROBATCH_TOKENS = 16_384  # of one device: larger ones are not faster
+PLANNED = "the plan of the server; python -m jzero.tinker --plan prints it"
 MICROBATCHES = 8  # of the call that is planned
 
 
@@ -178,22 +182,31 @@ def choose_sizes(
             "--resident-snapshots, set --config.model.base=int8, or split the base with "
             "--config.mesh.tensor"
         )
-    pages = engine.pages_per_shard - 1
-    if not settings.rollout.num_pages:
-        fitting = pages_that_fit(engine, POOL_SHARE * room)
-        pages = min(pages, max(engine.pages_per_slot, fitting))
-    elif pool_bytes(engine, pages) > room:
-        most = pages_that_fit(engine, room) * engine.num_shards
-        raise UserError(
-            f"rollout.num_pages={settings.rollout.num_pages} does not fit next to training: set it "
-            f"to at most {most}, or to 0"
-        )
-    left = available - fixed - pool_bytes(engine, pages)
-    tokens = longest
-    while 2 * tokens <= MOST_MICROBATCH_TOKENS and work_bytes(parts, 2 * tokens) <= left:
-        tokens *= 2
-    microbatch = settings.train.microbatch_tokens or tokens * shards
-    return Sizes(pages * engine.num_shards, microbatch)
+    pages, _ = choose_pages(settings.rollout, engine, Room(POOL_SHARE * room, PLANNED, room))
+    num_pages = pages * engine.num_shards
+    if settings.train.microbatch_tokens:
+        return Sizes(num_pages, settings.train.microbatch_tokens)
+
+    def fit(changed: config.Config) -> Fit[TrainedRows]:
+        tokens = changed.train.microbatch_tokens
+        rows = TrainedRows(longest * shards, tokens)
+        needed = fixed + pool_bytes(engine, pages) + work_bytes(parts, tokens // shards)
+        return Fit(changed, rows, {UPDATE: needed}, available)
+
+    # The longest row times a power of two.
+    rows = max(1, MOST_MICROBATCH_TOKENS // longest)
+    most = longest * (1 << (rows.bit_length() - 1)) * shards
+    largest = replace(settings, train=replace(settings.train, microbatch_tokens=most))
+    fitting = apply_remedies(fit(largest), fit, [SMALLER_MICROBATCHES])
+    return Sizes(num_pages, fitting.settings.train.microbatch_tokens)
+
+
+@dataclass(frozen=True)
+class TrainedRows:
+    """The microbatches of a server, which have rows of one length (`remedies.PackedRows`)."""
+
+    row_tokens: int
+    microbatch_tokens: int
 
 
 def work_bytes(parts: Parts, tokens: int) -> float:

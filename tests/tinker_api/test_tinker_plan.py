@@ -103,8 +103,23 @@ def test_given_sizes_take_precedence() -> None:
     sizes = plan.choose_sizes(*described("Qwen3-8B", "h100:1", *flags))
     assert sizes == plan.Sizes(num_pages=100, microbatch_tokens=4096)
     flags = ("--config.model.base=int8", "--config.rollout.num_pages=1000")
-    with pytest.raises(UserError, match=r"num_pages=1000 does not fit .* at most \d+"):
+    with pytest.raises(UserError, match=r"num_pages=1000 takes .* at most \d+"):
         plan.choose_sizes(*described("Qwen3-4B", "v5e:1x1", *flags))
+
+
+@pytest.mark.parametrize("context", [512, 8192])
+def test_microbatch_is_the_largest_power_of_two_rows_that_fits(context: int) -> None:
+    flags = (f"--context={context}", "--max-rank=8", "--config.model.base=int8")
+    settings, parts, residents, available = described("Qwen3-4B", "v5e:1x1", *flags)
+
+    sizes = plan.choose_sizes(settings, parts, residents, available)
+
+    fixed = sum(parts.fixed_bytes(residents).values())
+    left = available - fixed - plan.pool_bytes(parts.engine, sizes.num_pages)
+    rows = [context << power for power in range(16)]
+    possible = [n for n in rows if n <= max(context, plan.MOST_MICROBATCH_TOKENS)]
+    fitting = [n for n in possible if plan.work_bytes(parts, n) <= left]
+    assert sizes.microbatch_tokens == max(fitting)
 
 
 def test_all_programs_of_a_tiny_server_are_compiled(
