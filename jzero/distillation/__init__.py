@@ -1,6 +1,6 @@
 """Teachers of on-policy distillation: they score the tokens that the policy sampled.
 
-    teacher = make_teacher(settings, base, trainer)     # settings = teacher_settings(config)
+    teacher = make_teacher(settings, base, trainer, arrays)     # arrays: of teacher=model
     scores = teacher.score(state, reference, minibatches, sequences)
 
 `in_process.py` has teachers on the training mesh: another model, an adapter, or the policy itself
