@@ -207,7 +207,7 @@ def serve_http(
         keeps_control_tokens=sampler.task.control_tokens,
     )
     server = Server(reader, worker, limits_of_server)
-    thread = threading.Thread(target=worker.run, args=(params, noise), daemon=True)
+    thread = threading.Thread(target=worker.serve, args=(params, noise), daemon=True)
     thread.start()
 
     def announce() -> None:

@@ -31,6 +31,7 @@ from jzero import cli
 from jzero.commands import evaluate
 from jzero.decoder.driver import make_seed
 from jzero.decoder.engine import Engine
+from jzero.decoder.inbox import REQUESTS
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.sequence import Sequence
 from jzero.model import huggingface, qwen, tokenizer
@@ -41,7 +42,7 @@ from jzero.serving.ending import GracefulServer
 from jzero.serving.http import Server, make_app, make_rules
 from jzero.serving.limits import Limits
 from jzero.serving.requests import RequestReader
-from jzero.serving.worker import REQUESTS, DecodingWorker
+from jzero.serving.worker import DecodingWorker
 from jzero.workers.pool import Pool
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -243,7 +244,7 @@ def decoding_server(alone: "Alone", limits: Limits) -> Iterator[Threaded]:
     """Runs a server whose decoding thread answers requests for the model "m"."""
     server = alone.new_server(limits)
     decoding = threading.Thread(
-        target=server.worker.run, args=(alone.params, alone.key), daemon=True
+        target=server.worker.serve, args=(alone.params, alone.key), daemon=True
     )
     decoding.start()
     with threaded_server(server, limits) as served:

@@ -73,7 +73,7 @@ def test_a_hybrid_is_trained_exported_and_served(arch: str, tmp_path: Path) -> N
     limits = Limits()
     server = alone.new_server(limits)
     arguments = alone.params, alone.key
-    threading.Thread(target=server.worker.run, args=arguments, daemon=True).start()
+    threading.Thread(target=server.worker.serve, args=arguments, daemon=True).start()
     body = {"model": "m", "prompt": prompt, "max_tokens": 8, "temperature": 0.0, "logprobs": 1}
     with threaded_server(server, limits) as running:
         answer = httpx.post(f"{running.url}/v1/completions", json=body, timeout=300)

@@ -5,11 +5,13 @@ import signal
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 
-from jzero.decoder.driver import Decoder, Phase, Source
-from jzero.decoder.engine import Engine, Samples
+from jzero.decoder.driver import Decoder, Phase
+from jzero.decoder.engine import Engine
+from jzero.decoder.inbox import REQUESTS, Inbox, Request
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.scoring import Scoring
 from jzero.decoder.sequence import DecodeCounters, Groups, Sequence
@@ -17,8 +19,6 @@ from jzero.model import qwen, tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.serving.scored import ReplyOptions, scoring_of
 
-# Requests choose their own filters, and calls are shorter while an answer is streamed.
-REQUESTS = Samples(is_trained=False, has_choices=True)
 STREAM_SECONDS = 0.05  # target for the time between two events of a stream
 STEP_SECONDS_WEIGHT = 0.1  # weight of a slower call in the average
 
@@ -102,7 +102,91 @@ class Submission:
         return len(scored[-1].tokens) - len(sequence.prompt_tokens) if scored else 0
 
 
-class DecodingWorker(Source):
+class Choices(Request):
+    """The choices of one prompt of a submission."""
+
+    def __init__(
+        self, worker: "DecodingWorker", submission: Submission, sequences: list[Sequence]
+    ) -> None:
+        self.worker = worker
+        self.submission = submission
+        self.sequences = sequences
+        self.num_begun = 0
+        self.scored: dict[Scoring, Sequence] = {}  # what the scorer has
+
+    @property
+    def num_waiting(self) -> int:
+        """See `Request.num_waiting`."""
+        return len(self.sequences) - self.num_begun if self.submission.samples else 0
+
+    @property
+    def num_unfinished(self) -> int:
+        """The sequences that have a reservation, if none has begun."""
+        return len(self.sequences) - self.num_begun
+
+    @property
+    def prefill(self) -> Hashable:
+        """All choices of a prompt share its prefill."""
+        return self.sequences[0].prompt_id
+
+    def begin(self) -> bool:
+        """See `Request.begin`. Sequences of which no token is sampled enter the scorer."""
+        if not self.submission.samples:
+            self.num_begun = len(self.sequences)
+            for sequence in self.sequences:
+                # As with max_tokens=0 in OpenAI's API.
+                sequence.finish_reason = "length"
+                self.score_or_report(sequence)
+        return True
+
+    def begin_samples(self, count: int) -> list[Sequence]:
+        """See `Request.begin_samples`."""
+        first = self.num_begun
+        self.num_begun += count
+        return self.sequences[first : self.num_begun]
+
+    def sample_ended(self, sequence: Sequence) -> None:
+        """Scores or reports a sequence that the scheduler has finished."""
+        self.score_or_report(sequence)
+
+    def scoring_ended(self, scoring: Scoring) -> None:
+        """Reports the tokens with complete scores, and submits those after them to the scorer."""
+        sequence = self.scored.pop(scoring)
+        self.submission.scored[sequence.sample_index].append(scoring)
+        self.score_or_report(sequence)
+
+    def scoring_dropped(self, scoring: Scoring) -> None:
+        """Forgets a sequence that the scorer has dropped."""
+        # A sequence that is still decoded is released at its end.
+        if self.scored.pop(scoring) not in self.worker.live:
+            self.worker.release(1)
+
+    def score_or_report(self, sequence: Sequence) -> None:
+        """Submits the new tokens of a sequence to the scorer, and reports those that need no score.
+
+        Releases the reservation of a sequence that has ended and needs no more scores.
+        """
+        submission, worker = self.submission, self.worker
+        if sequence in self.scored.values():
+            return  # its next tokens follow once it is back
+        scoring = None
+        if submission.options is not None and not submission.is_cancelled:
+            scored = submission.scored[sequence.sample_index]
+            scoring = scoring_of(submission.options, sequence, scored)
+        if scoring is not None:
+            self.scored[scoring] = sequence
+            worker.score(self, scoring)
+        elif sequence not in worker.live:
+            worker.release(1)
+        if scoring is None or submission.is_streamed:
+            submission.report(sequence)
+
+    def fail(self, error: BaseException) -> None:
+        """See `Request.fail`: nothing of such a request can fail by itself."""
+        raise error
+
+
+class DecodingWorker(Inbox[Choices]):
     """Decodes submitted sequences (continuous batching): they join before the next device call.
 
     Sequences wait here, in the order of their submissions, until a slot is free, and can be dropped
@@ -116,19 +200,10 @@ class DecodingWorker(Source):
         self, engine: Engine, text_tokenizer: PreTrainedTokenizerFast, max_waiting: int
     ) -> None:
         """`max_waiting` is the maximum number of sequences that wait for a slot."""
-        self.engine = engine
+        super().__init__(engine)
         self.tokenizer = text_tokenizer
-        self.num_slots = engine.max_concurrent_decodes
         self.inbox: queue.SimpleQueue[Submission] = queue.SimpleQueue()
-        self.waiting: deque[tuple[Sequence, Submission]] = deque()
-        self.live: dict[Sequence, Submission] = {}  # sequences in the scheduler
-        self.scoring: dict[Scoring, tuple[Sequence, Submission]] = {}  # in the scorer
-        self.in_scorer: set[Sequence] = set()  # the sequences of `scoring`
-        self.scheduler: Scheduler | None = None  # of the running thread
-        # Keep enough sequences in the scorer to fill its rows, and leave the others here, where
-        # they can be dropped.
-        self.most_scoring = max(self.num_slots, engine.scoring_rows * engine.num_shards)
-        self.clock = StepClock()
+        self.step_clock = StepClock()
         self.last_admission = (0.0, 0)  # monotonic time, and `DecodeCounters.slot_steps` by then
         self.has_ended = False  # the thread has ended: no sequence will be decoded any more
 
@@ -159,13 +234,18 @@ class DecodingWorker(Source):
         """Queues sequences that have a reservation. The decoding thread takes them."""
         self.inbox.put(submission)
 
+    @property
+    def counters(self) -> DecodeCounters:
+        """Returns the counters of prefilled, decoded and scored tokens since the thread started."""
+        return self.scheduler.counters if self.scheduler else DecodeCounters()
+
     # -- the thread that decodes -------------------------------------------------------------------
 
     def decode_text(self, ids: list[int]) -> str:
         """Returns the text of token ids."""
         return tokenizer.decode(self.tokenizer, ids)
 
-    def run(self, params: qwen.Params, key: tuple[int, int]) -> None:
+    def serve(self, params: qwen.Params, key: tuple[int, int]) -> None:
         """Decodes until an error. The end of this thread ends the process."""
         phase = Phase(params, key, samples=REQUESTS)
         try:
@@ -175,69 +255,17 @@ class DecodingWorker(Source):
             self.has_ended = True
             signal.raise_signal(signal.SIGINT)
 
-    @property
-    def counters(self) -> DecodeCounters:
-        """Returns the counters of prefilled, decoded and scored tokens since the thread started."""
-        return self.scheduler.counters if self.scheduler else DecodeCounters()
-
-    def begin(self, run: Scheduler) -> None:
-        """See `Source.begin`."""
-        self.scheduler = run
-
-    def turn_ended(self, run: Scheduler, sequence: Sequence) -> None:
-        """See `Source.turn_ended`."""
-        self.finish(sequence)
-
     def admit(self, run: Scheduler) -> Groups:
-        """See `Source.admit`."""
-        return self.admit_more()
-
-    def finish(self, sequence: Sequence) -> None:
-        """Scores or reports a sequence that the scheduler has finished."""
-        self.score_or_report(sequence, self.live.pop(sequence))
-
-    def score_or_report(self, sequence: Sequence, submission: Submission) -> None:
-        """Submits the new tokens of a sequence to the scorer, and reports those that need no score.
-
-        Releases the reservation of a sequence that has ended and needs no more scores.
-        """
-        if sequence in self.in_scorer:
-            return  # its next tokens follow once it is back
-        scoring = None
-        if submission.options is not None and not submission.is_cancelled:
-            scored = submission.scored[sequence.sample_index]
-            scoring = scoring_of(submission.options, sequence, scored)
-        if scoring is not None:
-            assert self.scheduler is not None, "nothing is scored before the thread has begun"
-            self.scoring[scoring] = sequence, submission
-            self.in_scorer.add(sequence)
-            self.scheduler.scorer.submit(scoring)
-        elif sequence not in self.live:
-            self.release(1)
-        if scoring is None or submission.is_streamed:
-            submission.report(sequence)
-
-    def report_scored(self) -> None:
-        """Reports the tokens with complete scores, and submits those after them to the scorer."""
-        if self.scheduler is None:
-            return
-        for scoring in self.scheduler.scorer.take_finished():
-            sequence, submission = self.scoring.pop(scoring)
-            self.in_scorer.remove(sequence)
-            submission.scored[sequence.sample_index].append(scoring)
-            self.score_or_report(sequence, submission)
-
-    def admit_more(self) -> Groups:
         """Reports progress, and returns as many sequences as there are free slots.
 
         Blocks while there is nothing to decode. See `Source.admit`.
         """
         self.time_calls()
-        self.report_scored()
+        self.take_scored()
         # Only streams get intermediate reports; other replies are written at the end.
-        for sequence, submission in self.live.items():
-            if submission.is_streamed:
-                self.score_or_report(sequence, submission)
+        for sequence, choices in self.live.items():
+            if choices.submission.is_streamed:
+                choices.score_or_report(sequence)
 
         while True:
             self.take_submissions()
@@ -253,14 +281,14 @@ class DecodingWorker(Source):
         started, slot_steps = self.last_admission
         num_steps = (self.counters.slot_steps - slot_steps) / self.num_slots
         if num_steps:
-            self.clock.add(num_steps, time.monotonic() - started)
+            self.step_clock.add(num_steps, time.monotonic() - started)
 
     def choose_call_steps(self) -> None:
         """Sets the steps of the next call: as few as make a stream smooth."""
         # Fewer steps per call cost the host more time, so only streams get them.
         num_steps = self.engine.settings.decode_steps
-        if any(submission.is_streamed for submission in self.live.values()):
-            num_steps = self.clock.steps_within(STREAM_SECONDS, num_steps)
+        if any(choices.submission.is_streamed for choices in self.live.values()):
+            num_steps = self.step_clock.steps_within(STREAM_SECONDS, num_steps)
         self.engine.call_steps = num_steps
         self.last_admission = time.monotonic(), self.counters.slot_steps
 
@@ -268,51 +296,26 @@ class DecodingWorker(Source):
         """Moves submissions to the waiting sequences. Blocks while there is no work at all."""
         self.drop_cancelled()
         while not self.inbox.empty() or not (self.live or self.scoring or self.waiting):
-            submission = self.inbox.get()
-            self.waiting.extend((sequence, submission) for sequence in submission.sequences)
+            self.waiting.extend(self.choices_of(self.inbox.get()))
             self.drop_cancelled()
 
-    def admit_waiting(self) -> Groups:
-        """Returns the waiting groups that fit into free slots, and submits score-only sequences."""
-        groups: Groups = []
-        while self.waiting:
-            sequence, submission = self.waiting[0]
-            if submission.samples:
-                if len(self.live) >= self.num_slots:
-                    break
-                groups.append(self.take_choices())
-            else:
-                if len(self.scoring) >= self.most_scoring:
-                    break
-                self.waiting.popleft()
-                # No token is sampled, as with max_tokens=0 in OpenAI's API.
-                sequence.finish_reason = "length"
-                self.score_or_report(sequence, submission)
-        return groups
-
-    def take_choices(self) -> list[Sequence]:
-        """Removes and returns the first waiting sequence and the other choices of its prompt."""
-        # All choices of a prompt enter the scheduler together, so that one prefill serves them.
-        prompt = self.waiting[0][0].prompt_id
-        group: list[Sequence] = []
+    def choices_of(self, submission: Submission) -> Iterator[Choices]:
+        """Returns the requests of a submission: one for each prompt."""
         # The choices of a prompt are adjacent, because they were submitted together.
-        while self.waiting and self.waiting[0][0].prompt_id == prompt:
-            sequence, submission = self.waiting.popleft()
-            self.live[sequence] = submission
-            group.append(sequence)
-        return group
+        for _, choices in groupby(submission.sequences, lambda sequence: sequence.prompt_id):
+            yield Choices(self, submission, list(choices))
 
     def drop_cancelled(self) -> None:
         """Drops the waiting sequences of disconnected clients, both to sample and to score."""
-        remaining = deque(pair for pair in self.waiting if not pair[1].is_cancelled)
-        self.release(len(self.waiting) - len(remaining))
+        remaining: deque[Choices] = deque()
+        for choices in self.waiting:
+            if choices.submission.is_cancelled:
+                self.release(choices.num_unfinished)
+            else:
+                remaining.append(choices)
         self.waiting = remaining
-        if self.scheduler is None:
+        unwanted = [one for one, choices in self.scoring.items() if choices.submission.is_cancelled]
+        if not unwanted:
             return
-        unwanted = [scoring for scoring, pair in self.scoring.items() if pair[1].is_cancelled]
-        for scoring in self.scheduler.scorer.drop(unwanted):
-            sequence, _ = self.scoring.pop(scoring)
-            self.in_scorer.remove(sequence)
-            # A sequence that is still decoded is released at its end.
-            if sequence not in self.live:
-                self.release(1)
+        for scoring in self.run.scorer.drop(unwanted):
+            self.scoring.pop(scoring).scoring_dropped(scoring)

@@ -117,10 +117,10 @@ class Devices:
         """Adds a request to those that wait."""
         if self.stream is not None:
             self.publish("queue", **request_message(request))
-        self.sampling.waiting.append(request)
+        self.sampling.queue(request)
 
     def sample(self, between_calls: Callable[[], None]) -> None:
-        """See `Sampling.run`."""
+        """See `Sampling.sample`."""
         self.publish("sample")
 
         def tick() -> None:
@@ -129,7 +129,7 @@ class Devices:
             self.publish("tick", clock=self.last_tick)
 
         with self.in_lockstep():
-            self.sampling.run(tick)
+            self.sampling.sample(tick)
 
     def end(self) -> None:
         """Ends the other processes in order. The last call."""
@@ -169,7 +169,7 @@ class Devices:
                 case "queue":
                     self.queue(request_of(given))
                 case "sample":
-                    self.sampling.run(self.follow_to_tick)
+                    self.sampling.sample(self.follow_to_tick)
                 case "end":
                     raise Ended
                 case _:

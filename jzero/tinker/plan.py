@@ -32,6 +32,7 @@ from jzero.config import AdapterConfig
 from jzero.decoder.abstract_calls import abstract_calls, score_calls
 from jzero.decoder.adapter_bank import abstract_bank, can_hold
 from jzero.decoder.engine import Engine
+from jzero.decoder.inbox import REQUESTS
 from jzero.decoder.prefill import prefill_shapes
 from jzero.decoder.score_program import MAX_ALTERNATIVES
 from jzero.errors import UserError
@@ -54,7 +55,6 @@ from jzero.planning.report import program_lines
 from jzero.sharding.mesh import Device, row_shards
 from jzero.sharding.publish import abstract_decoder_weights, has_decoder_layout
 from jzero.tinker import datums
-from jzero.tinker.sampling import REQUESTS
 from jzero.tinker.tenants import ALPHA, token_learner
 from jzero.training.accumulation import AccumulatingLearner, AdamW, AdapterState, Examples
 from jzero.types import Batch, Params, RowLayout

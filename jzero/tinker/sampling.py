@@ -8,9 +8,9 @@ requests for one snapshot after the other.
 """
 
 import time
-from collections import Counter, deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,10 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float32, Int32
 
+from jzero.decoder import inbox
 from jzero.decoder.adapter_bank import BASE_MODEL, AdapterBank, HeldAdapter, can_hold
-from jzero.decoder.driver import Decoder, Phase, Source
-from jzero.decoder.engine import Samples
+from jzero.decoder.driver import Decoder, Phase
+from jzero.decoder.inbox import REQUESTS, Inbox
 from jzero.decoder.sampling import Filters
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.score_program import MAX_ALTERNATIVES
@@ -36,10 +37,7 @@ from jzero.tinker.tenants import Shape, check_finite
 
 BASE = "base"  # key of the model without an adapter
 COALESCE_SECONDS = 0.01  # clients send equal prompts one by one: a group shares one prefill
-ACTIVE_SECONDS = 600.0  # after an owner's last request, for which slots are left to her
 SWITCH_SECONDS = 1.0  # of decoding one snapshot, if others wait and there is no bank
-# Filters are data, so that requests with other filters are decoded together.
-REQUESTS = Samples(is_trained=False, has_choices=True)
 GONE = "the weights of this sampling client are gone: make a new client"
 # The API's value of an empty cell, with token 0.
 NO_LOGPROB = -99999.0  # of an empty cell
@@ -91,25 +89,6 @@ class Request:
     @property
     def filters(self) -> Filters:
         return Filters(self.top_k, self.top_p)
-
-
-@dataclass(eq=False)
-class Live:
-    """A request that is being decoded or scored."""
-
-    request: Request
-    adapter: HeldAdapter
-    sequences: list[Sequence] = field(default_factory=list)
-    num_finished: int = 0
-    prompt_scoring: Scoring | None = None
-    sampled_scorings: list[Scoring] = field(default_factory=list)
-    num_to_score: int = 0
-    is_cancelled: bool = False  # no more samples begin
-
-    @property
-    def num_expected(self) -> int:
-        """The samples that are answered."""
-        return len(self.sequences) if self.is_cancelled else self.request.num_samples
 
 
 @dataclass(eq=False)
@@ -263,29 +242,168 @@ def call(compute: Callable[[], dict]) -> dict:
     return compute()
 
 
-class Sampling(Source):
+class Live(inbox.Request):
+    """A request that waits, is decoded or is scored."""
+
+    def __init__(self, sampling: "Sampling", request: Request) -> None:
+        self.sampling = sampling
+        self.request = request
+        self.owner = request.owner
+        self.adapter = BASE_MODEL  # held, once the request has begun
+        self.sequences: list[Sequence] = []
+        self.num_finished = 0
+        self.prompt_scoring: Scoring | None = None
+        self.sampled_scorings: list[Scoring] = []
+        self.num_to_score = 0
+        self.is_cancelled = False  # no more samples begin
+        self.is_suspect = False  # it was live when a call failed
+
+    @property
+    def num_waiting(self) -> int:
+        """See `inbox.Request.num_waiting`."""
+        return self.num_expected - len(self.sequences)
+
+    @property
+    def num_expected(self) -> int:
+        """The samples that are answered."""
+        return len(self.sequences) if self.is_cancelled else self.request.num_samples
+
+    @property
+    def prefill(self) -> Hashable:
+        """Equal prompts of one owner share one prefill, whichever requests they are of.
+
+        The time of a sample would tell other owners that the prompt is in use.
+        """
+        request = self.request
+        return self.owner, self.adapter, request.prompt, request.temperature, request.filters
+
+    def begin(self) -> bool:
+        """Holds the adapter, and scores the prompt. False if requests hold all slots of the bank.
+
+        Raises UserError if the snapshot is gone.
+        """
+        snapshots = self.sampling.snapshots
+        adapter = snapshots.hold(self.request.snapshot)
+        if adapter is None:
+            return False
+        self.adapter = adapter
+        try:
+            self.score_prompt()
+        except Exception:
+            snapshots.release(adapter)
+            raise
+        return True
+
+    def begin_samples(self, count: int) -> list[Sequence]:
+        """See `inbox.Request.begin_samples`."""
+        request, first = self.request, len(self.sequences)
+        prompt_id = self.sequences[0].prompt_id if first else self.sampling.new_prompt_id()
+        begun = [
+            Sequence(
+                prompt_id=prompt_id,
+                sample_index=index,
+                request_id=request.noise[index],
+                prompt_tokens=np.array(request.prompt, np.int32),
+                length_limit=len(request.prompt) + request.max_tokens,
+                temperature=request.temperature,
+                stop_strings=list(request.stop_strings),
+                filters=request.filters,
+                stop_ids=request.stop_ids,
+                adapter=self.adapter,
+                owner=request.owner,
+            )
+            for index in range(first, first + count)
+        ]
+        self.sequences += begun
+        return begun
+
+    def score_prompt(self) -> None:
+        """Submits the prompt to the scorer, if its log-probs are wanted."""
+        request = self.request
+        if not request.has_prompt_scores:
+            return
+        first, uniforms = request.first_scored, None
+        if request.num_alternatives:
+            # Equal seeds draw equal tokens.
+            size = len(request.prompt) - first, request.num_alternatives
+            uniforms = np.random.default_rng(request.noise[0]).random(size, np.float32)
+        self.prompt_scoring = Scoring(
+            np.array(request.prompt, np.int32),
+            first,
+            alternatives=request.topk_prompt,
+            adapter=self.adapter,
+            given=None if request.targets is None else request.targets.given(first),
+            uniforms=uniforms,
+            draw_temperature=request.temperature,
+            owner=request.owner,
+        )
+        self.submit_scoring(self.prompt_scoring)
+
+    def submit_scoring(self, scoring: Scoring) -> None:
+        """Submits a sequence to the scorer, unless it has nothing to score."""
+        if not scoring.is_finished:
+            self.num_to_score += 1
+            self.sampling.score(self, scoring)
+
+    def sample_ended(self, sequence: Sequence) -> None:
+        """Counts a finished sequence, and answers if it was the last one."""
+        self.num_finished += 1
+        # Decoding reports only the sampled token's log-prob. A forward pass over the finished
+        # sequence has the alternatives.
+        if self.request.topk_sampled:
+            scoring = Scoring(
+                sequence.tokens.ids.copy(),
+                len(sequence.prompt_tokens),
+                alternatives=self.request.topk_sampled,
+                adapter=self.adapter,
+                owner=self.request.owner,
+            )
+            self.sampled_scorings.append(scoring)
+            self.submit_scoring(scoring)
+        self.answer_if_done()
+
+    def scoring_ended(self, scoring: Scoring) -> None:
+        """Counts a scored sequence, and answers if it was the last one."""
+        self.num_to_score -= 1
+        self.answer_if_done()
+
+    def answer_if_done(self) -> None:
+        """Answers the request once everything it asks for is computed."""
+        if self.num_finished == self.num_expected and not self.num_to_score:
+            self.release()
+            self.request.done(response_of(self))
+
+    def release(self) -> None:
+        """Gives the adapter back, if the request has one."""
+        if self.has_begun:
+            self.sampling.snapshots.release(self.adapter)
+            self.has_begun = False
+
+    def fail(self, error: BaseException) -> None:
+        """Answers the request with an error."""
+        self.release()
+        self.request.done(error)
+
+    def start_again(self) -> "Live":
+        """Returns the request as it was before it began. A sample is the same when repeated."""
+        self.release()
+        again = Live(self.sampling, self.request)
+        again.is_suspect = True
+        return again
+
+
+class Sampling(Inbox[Live]):
     """Decodes the waiting requests."""
 
     def __init__(self, decoder: Decoder, snapshots: Snapshots, key: tuple[int, int]) -> None:
         """key: of the noise (see `Phase`)."""
+        super().__init__(decoder.engine)
         self.decoder = decoder
-        self.engine = decoder.engine
         self.snapshots = snapshots
         self.key = key
-        self.waiting: deque[Request] = deque()
-        # Of the requests that wait: those of which some samples have begun, and those that were
-        # live when a call failed.
-        self.begun: dict[Request, Live] = {}
-        self.suspects: set[Request] = set()
-        self.last_seen: dict[str, float] = {}  # by owner: when a request waited, by `clock`
-        self.live: dict[Sequence, Live] = {}
-        self.scoring: dict[Scoring, Live] = {}
         self.num_prompts = 0  # numbers the groups that share pages
         self.prefills = 0
-        self.scheduler: Scheduler | None = None  # of the current run
-        # With several hosts, the clock of process 0: they decide alike.
-        self.clock: Callable[[], float] = time.monotonic
-        # Of the current run: see `run`, the key of its weights, and when it began.
+        # Of the current run: see `sample`, the key of its weights, and when it began.
         self.between_calls: Callable[[], None] = interrupt.never_stop
         self.weights_key = BASE
         self.started = 0.0
@@ -310,11 +428,20 @@ class Sampling(Source):
         if max(request.top_k, *request.stop_ids, *request.noise) >= 2**31:
             raise UserError("top_k, a stop token or a seed does not fit 32 bits")
 
-    def weights_of(self, request: Request) -> str:
-        """Returns the key of the weights that a request needs. Requests of one key are a batch."""
-        return request.snapshot if self.snapshots.bank is None else BASE
+    def queue(self, request: Request) -> None:
+        """Adds a request to those that wait."""
+        self.waiting.append(Live(self, request))
 
-    def run(self, between_calls: Callable[[], None]) -> None:
+    def new_prompt_id(self) -> int:
+        """Returns the number of a group that shares pages."""
+        self.num_prompts += 1
+        return self.num_prompts
+
+    def weights_of(self, live: Live) -> str:
+        """Returns the key of the weights that a request needs. Requests of one key are a batch."""
+        return live.request.snapshot if self.snapshots.bank is None else BASE
+
+    def sample(self, between_calls: Callable[[], None]) -> None:
         """Decodes the requests that the first waiting one can be with, and those that join them.
 
         between_calls: is called before every device call, on all hosts alike; it may add waiting
@@ -333,11 +460,11 @@ class Sampling(Source):
             self.fail_waiting(key, error)
             return
         self.between_calls, self.weights_key, self.started = between_calls, key, self.clock()
+        self.scheduler = None
         try:
             self.decoder.run(Phase(params, self.key, samples=REQUESTS), self)
-            assert self.scheduler is not None, "the run has begun"
             # Scoring may outlast the last sequence; the scheduler ends once both are done.
-            self.take_scored(self.scheduler)
+            self.take_scored()
         except Exception as error:
             # Without any live request the failure is not theirs: the next attempt would repeat it.
             if not (self.live or self.scoring):
@@ -347,277 +474,75 @@ class Sampling(Source):
         finally:
             if self.scheduler is not None:
                 self.prefills += self.scheduler.counters.prefills
-            self.scheduler = None
-
-    def begin(self, run: Scheduler) -> None:
-        """See `Source.begin`."""
-        self.scheduler = run
 
     def admit(self, run: Scheduler) -> Groups:
         """Returns the groups of requests that join the others. See `Source.admit`."""
         self.between_calls()
-        self.take_scored(run)
+        self.take_scored()
         key = self.weights_key
-        others_wait = any(self.weights_of(request) != key for request in self.waiting)
+        others_wait = any(self.weights_of(live) != key for live in self.waiting)
         if others_wait and self.clock() - self.started > SWITCH_SECONDS:
             # Admits nothing more: the run ends with its live sequences, and the next run takes the
             # snapshot of the first waiting request.
             return []
-        groups = self.admit_waiting(run, key)
+        self.note_owners()
+        groups = self.admit_waiting(self.chosen(key))
         if self.snapshots.bank is not None:
             # The bank may have other adapters now.
             run.use_weights(self.snapshots.bank.params)
         return groups
 
-    def turn_ended(self, run: Scheduler, sequence: Sequence) -> None:
-        """See `Source.turn_ended`."""
-        self.finish_sequence(run, sequence)
-
-    def admit_waiting(self, scheduler: Scheduler, key: str) -> Groups:
-        """Moves requests of a batch into the scheduler, as many as there are free slots.
-
-        The owner with the fewest live samples is next. See `room_of`.
-        """
-        groups: dict[tuple, list[Sequence]] = {}
-        num_live = Counter(live.request.owner for live in self.live.values())
-        queues: dict[str, deque[Request]] = {}
-        for request in self.chosen(key):
-            queues.setdefault(request.owner, deque()).append(request)
-        placed: set[Request] = set()
-        while queues:
-            owner = min(queues, key=num_live.__getitem__)
-            request = queues[owner].popleft()
-            if not queues[owner]:
-                del queues[owner]
-            count = self.room_of(request, num_live[owner])
-            if not count:
-                continue
-            try:
-                live = self.begun.get(request) or self.begin_request(scheduler, request)
-            except Exception as error:
-                # A damaged checkpoint, for example: the requests of others do not need it.
-                placed.add(request)
-                request.done(error)
-                continue
-            if live is None:
-                # Later requests wait as well, or the first one might never get a slot of the bank.
-                break
-            self.place(live, count, groups)
-            num_live[owner] += count
-            if len(live.sequences) == request.num_samples:
-                placed.add(request)
-                self.begun.pop(request, None)
-        self.waiting = deque(one for one in self.waiting if one not in placed)
-        return list(groups.values())
-
-    def chosen(self, key: str) -> list[Request]:
+    def chosen(self, key: str) -> list[Live]:
         """Returns the waiting requests of a batch that may begin now."""
-        now = self.clock()
-        for request in self.waiting:
-            self.last_seen[request.owner] = now
-        requests = [request for request in self.waiting if self.weights_of(request) == key]
+        requests = [live for live in self.waiting if self.weights_of(live) == key]
         # After a failure its requests are decoded one by one, to find the one that fails.
-        suspects = [request for request in requests if request in self.suspects]
+        suspects = [live for live in requests if live.is_suspect]
         if not suspects:
             return requests
         return [] if self.live or self.scoring else suspects[:1]
 
-    def room_of(self, request: Request, num_live: int) -> int:
-        """Returns how many samples of a waiting request may begin now.
-
-        With one owner a request begins whole. One with more samples than slots is admitted when
-        nothing else is live, and its samples wait in the scheduler.
-
-        If another owner has sent a request lately, an owner leaves a quarter of the slots free for
-        others, and requests begin as far as there are slots. Otherwise one client's long samples
-        could occupy all slots and the queue of the scheduler.
-
-        num_live: live samples of the request's owner.
-        """
-        slots = self.engine.max_concurrent_decodes
-        free = slots - len(self.live)
-        horizon = self.clock() - ACTIVE_SECONDS
-        begun = self.begun.get(request)
-        num_left = request.num_samples - (len(begun.sequences) if begun else 0)
-        has_others = any(
-            owner != request.owner and seen > horizon for owner, seen in self.last_seen.items()
-        )
-        if not has_others:
-            return num_left if num_left <= free or not self.live else 0
-        share = max(1, slots - max(1, slots // 4))
-        return max(0, min(num_left, free, share - num_live))
-
-    def begin_request(self, scheduler: Scheduler, request: Request) -> Live | None:
-        """Returns a request with its adapter; None if requests hold all slots of the bank.
-
-        Raises UserError if its snapshot is gone.
-        """
-        adapter = self.snapshots.hold(request.snapshot)
-        if adapter is None:
-            return None
-        live = self.begun[request] = Live(request, adapter)
-        try:
-            self.score_prompt(scheduler, live)
-        except Exception:
-            del self.begun[request]
-            self.snapshots.release(adapter)
-            raise
-        return live
-
-    def place(self, live: Live, count: int, groups: dict[tuple, list[Sequence]]) -> None:
-        """Adds the next samples of a request to the groups of the scheduler."""
-        request = live.request
-        # Equal prompts of one owner share one prefill, whichever requests they are of. The time of
-        # a sample would tell other owners that the prompt is in use.
-        shared = (
-            request.owner,
-            live.adapter,
-            request.prompt,
-            request.temperature,
-            request.filters,
-        )
-        group = groups.setdefault(shared, [])
-        if not group:
-            self.num_prompts += 1
-        first = len(live.sequences)
-        prompt_id = live.sequences[0].prompt_id if live.sequences else self.num_prompts
-        for index in range(first, first + count):
-            sequence = Sequence(
-                prompt_id=prompt_id,
-                sample_index=index,
-                request_id=request.noise[index],
-                prompt_tokens=np.array(request.prompt, np.int32),
-                length_limit=len(request.prompt) + request.max_tokens,
-                temperature=request.temperature,
-                stop_strings=list(request.stop_strings),
-                filters=request.filters,
-                stop_ids=request.stop_ids,
-                adapter=live.adapter,
-                owner=request.owner,
-            )
-            # The scheduler shares the pages of a prompt among sequences with equal prompt_id.
-            if group:
-                sequence.prompt_id = group[0].prompt_id
-            group.append(sequence)
-            live.sequences.append(sequence)
-            self.live[sequence] = live
-
-    def score_prompt(self, scheduler: Scheduler, live: Live) -> None:
-        """Submits the prompt of a request to the scorer, if its log-probs are wanted."""
-        request = live.request
-        if not request.has_prompt_scores:
-            return
-        first, uniforms = request.first_scored, None
-        if request.num_alternatives:
-            # Equal seeds draw equal tokens.
-            size = len(request.prompt) - first, request.num_alternatives
-            uniforms = np.random.default_rng(request.noise[0]).random(size, np.float32)
-        live.prompt_scoring = Scoring(
-            np.array(request.prompt, np.int32),
-            first,
-            alternatives=request.topk_prompt,
-            adapter=live.adapter,
-            given=None if request.targets is None else request.targets.given(first),
-            uniforms=uniforms,
-            draw_temperature=request.temperature,
-            owner=request.owner,
-        )
-        self.submit_scoring(scheduler, live, live.prompt_scoring)
-
-    def submit_scoring(self, scheduler: Scheduler, live: Live, scoring: Scoring) -> None:
-        """Submits a sequence to the scorer, unless it has nothing to score."""
-        if scoring.is_finished:
-            return
-        live.num_to_score += 1
-        self.scoring[scoring] = live
-        scheduler.scorer.submit(scoring)
-
-    def finish_sequence(self, scheduler: Scheduler, sequence: Sequence) -> None:
-        """Counts a finished sequence, and answers its request if it was the last one."""
-        live = self.live.pop(sequence)
-        live.num_finished += 1
-        # Decoding reports only the sampled token's log-prob. A forward pass over the finished
-        # sequence has the alternatives.
-        if live.request.topk_sampled:
-            scoring = Scoring(
-                sequence.tokens.ids.copy(),
-                len(sequence.prompt_tokens),
-                alternatives=live.request.topk_sampled,
-                adapter=live.adapter,
-                owner=live.request.owner,
-            )
-            live.sampled_scorings.append(scoring)
-            self.submit_scoring(scheduler, live, scoring)
-        self.answer_if_done(live)
-
-    def take_scored(self, scheduler: Scheduler) -> None:
-        """Counts the scored sequences, and answers the requests that are done."""
-        for scoring in scheduler.scorer.take_finished():
-            live = self.scoring.pop(scoring)
-            live.num_to_score -= 1
-            self.answer_if_done(live)
-
-    def answer_if_done(self, live: Live) -> None:
-        """Answers a request once everything it asks for is computed."""
-        if live.num_finished == live.num_expected and not live.num_to_score:
-            self.suspects.discard(live.request)
-            self.snapshots.release(live.adapter)
-            live.request.done(response_of(live))
-
-    # -- requests that end early -----------------------------------------------------------------
+    # -- requests that end early -------------------------------------------------------------------
 
     def fail_waiting(self, key: str, error: BaseException) -> None:
         """Fails the waiting requests of a batch."""
-        failed = [request for request in self.waiting if self.weights_of(request) == key]
-        self.waiting = deque(one for one in self.waiting if self.weights_of(one) != key)
-        for request in failed:
-            self.suspects.discard(request)
-            begun = self.begun.pop(request, None)
-            if begun is not None:
-                self.snapshots.release(begun.adapter)
-            request.done(error)
+        failed = [live for live in self.waiting if self.weights_of(live) == key]
+        self.waiting = deque(live for live in self.waiting if self.weights_of(live) != key)
+        for live in failed:
+            live.fail(error)
 
     def fail_or_repeat_live(self, error: BaseException) -> None:
         """Fails the request that was live in a call that failed, or repeats those that were.
 
         Several of them wait again, and are decoded one by one, so that only the one that makes the
-        call fail is answered with the error. A sample is the same when it is repeated. A
-        cancelled request is not repeated.
+        call fail is answered with the error. A cancelled request is not repeated.
         """
         # A request with several sequences appears several times, and is answered once.
         stopped = list(dict.fromkeys((*self.live.values(), *self.scoring.values())))
         self.live.clear()
         self.scoring.clear()
-        for live in stopped:
-            self.begun.pop(live.request, None)
-            self.snapshots.release(live.adapter)
-        failed = [live.request for live in stopped if live.is_cancelled]
-        repeated = [live.request for live in stopped if not live.is_cancelled]
-        if len(repeated) == 1:
-            failed, repeated = failed + repeated, []
-        for request in failed:
-            self.suspects.discard(request)
-            request.done(error)
-        self.suspects.update(repeated)
         # A request of which only some samples have begun is among those that wait.
-        waiting = [request for request in self.waiting if request not in failed]
-        first = [request for request in repeated if request not in waiting]
-        self.waiting = deque(first + waiting)
+        waiting = [live for live in self.waiting if live not in stopped]
+        repeated = [live for live in stopped if not live.is_cancelled]
+        if len(repeated) == 1:
+            repeated = []
+        for live in stopped:
+            if live not in repeated:
+                live.fail(error)
+        self.waiting = deque([*(live.start_again() for live in repeated), *waiting])
 
     def cancel(self, session: str) -> None:
         """Drops the requests of a session: waiting ones at once, live ones at their next token."""
-        ended = [one for one in self.waiting if one.owner_session == session]
-        self.waiting = deque(one for one in self.waiting if one.owner_session != session)
-        for request in ended:
-            self.suspects.discard(request)
-            begun = self.begun.pop(request, None)
-            if begun is None:
-                request.done(UserError("the session has ended"))
+        ended = [live for live in self.waiting if live.request.owner_session == session]
+        self.waiting = deque(live for live in self.waiting if live.request.owner_session != session)
+        for live in ended:
+            live.is_cancelled = True
+            if live.has_begun:
+                live.answer_if_done()
             else:
-                begun.is_cancelled = True
-                self.answer_if_done(begun)
+                live.fail(UserError("the session has ended"))
         for sequence, live in self.live.items():
             if live.request.owner_session == session:
+                live.is_cancelled = True
                 # The scheduler ends a sequence that has reached its limit.
                 sequence.length_limit = 0
 

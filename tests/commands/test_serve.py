@@ -512,6 +512,7 @@ def test_a_client_that_leaves_frees_its_slot(alone) -> None:
     scheduler = alone.new_scheduler()
 
     def decode() -> None:
+        worker.begin(scheduler)
         for sequence in scheduler.run([], 0, 1.0, alone.seed, admit_more=admit_more):
             worker.turn_ended(scheduler, sequence)
             finished.append(sequence)

@@ -88,7 +88,7 @@ def test_a_full_queue_asks_clients_to_come_back(server, threaded) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_while_it_waits_is_forgotten(server, threaded, stream) -> None:
+def test_a_client_that_leaves_while_it_waits_is_forgotten(alone, server, threaded, stream) -> None:
     body = request_bytes(body_of(prompt=["a"] * 8, stream=stream))
     with threaded.connect(body):
         wait_for(lambda: server.worker.inbox.qsize() == 1)
@@ -99,8 +99,10 @@ def test_a_client_that_leaves_while_it_waits_is_forgotten(server, threaded, stre
 
     # The worker then drops it, and the room is free for a request of 8 beside the slots.
     server.worker.submit(submission)
-    server.worker.live = {submission.sequences[0]: submission}  # it does not block then
-    assert server.worker.admit_more() == []
+    server.worker.begin(alone.new_scheduler())
+    [choices] = server.worker.choices_of(submission)
+    server.worker.live = {submission.sequences[0]: choices}  # it does not block then
+    assert server.worker.admit(server.worker.run) == []
     assert server.worker.num_reserved == 0
 
 

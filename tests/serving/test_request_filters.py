@@ -7,11 +7,12 @@ import pytest
 from servers import Alone
 
 from jzero.decoder.engine import Samples
+from jzero.decoder.inbox import REQUESTS
 from jzero.decoder.sampling import Filters
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.sequence import Groups, Sequence
 from jzero.serving.limits import Limits
-from jzero.serving.worker import REQUESTS, StepClock, Submission
+from jzero.serving.worker import Choices, StepClock, Submission
 
 TEMPERATURE = 1.5
 CHOICES = [
@@ -86,9 +87,10 @@ def test_calls_are_short_only_while_an_answer_is_streamed(alone) -> None:
             (True, 0.02, 2),
             (True, 1e-6, most_steps),
         ):
-            worker.clock.step_seconds = step_seconds
+            worker.step_clock.step_seconds = step_seconds
             [[sequence]] = make_groups([None])
-            worker.live = {sequence: Submission([sequence], print, is_streamed)}
+            submission = Submission([sequence], print, is_streamed)
+            worker.live = {sequence: Choices(worker, submission, [sequence])}
             worker.choose_call_steps()
             assert alone.engine.call_steps == want
     finally:

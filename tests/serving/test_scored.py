@@ -60,7 +60,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     alone = load_alone(save_model(tmp_path_factory.mktemp("scored") / "model"))
     server = alone.new_server(LIMITS)
     arguments = alone.params, alone.key
-    threading.Thread(target=server.worker.run, args=arguments, daemon=True).start()
+    threading.Thread(target=server.worker.serve, args=arguments, daemon=True).start()
     with threaded_server(server, LIMITS) as running:
         yield Served(alone, server.worker, running.url)
 

@@ -14,7 +14,9 @@ LIMITS = Limits(max_waiting_sequences=2 * NUM_SLOTS, max_request_sequences=NUM_S
 @pytest.fixture
 def worker(alone) -> DecodingWorker:
     """A worker whose thread is this one."""
-    return alone.new_worker(LIMITS)
+    worker = alone.new_worker(LIMITS)
+    worker.begin(alone.new_scheduler())
+    return worker
 
 
 def submit(worker: DecodingWorker, count: int, is_streamed: bool = False) -> list[Progress]:
@@ -30,7 +32,7 @@ def submit(worker: DecodingWorker, count: int, is_streamed: bool = False) -> lis
 
 def submission_of(worker: DecodingWorker, index: int) -> Submission:
     """Returns the submission of a waiting sequence."""
-    return worker.waiting[index][1]
+    return worker.waiting[index].submission
 
 
 def test_no_more_can_be_reserved_than_may_wait_and_decode(worker) -> None:
@@ -45,67 +47,67 @@ def test_no_more_can_be_reserved_than_may_wait_and_decode(worker) -> None:
 def test_the_scheduler_gets_no_more_than_its_slots_in_the_order_of_submissions(worker) -> None:
     submit(worker, NUM_SLOTS - 1)
     submit(worker, 4)
-    [*first, last] = [sequence for [sequence] in worker.admit_more()]
+    [*first, last] = [sequence for [sequence] in worker.admit(worker.run)]
     assert [sequence.sample_index for sequence in first] == list(range(NUM_SLOTS - 1))
     assert last.sample_index == 0
-    assert worker.admit_more() == []
+    assert worker.admit(worker.run) == []
 
-    worker.finish(first[3])
-    worker.finish(first[5])
-    assert [group[0].sample_index for group in worker.admit_more()] == [1, 2]
+    worker.turn_ended(worker.run, first[3])
+    worker.turn_ended(worker.run, first[5])
+    assert [group[0].sample_index for group in worker.admit(worker.run)] == [1, 2]
     assert len(worker.live) == NUM_SLOTS and len(worker.waiting) == 1
 
 
 def test_what_waits_for_a_client_that_left_is_dropped_and_its_room_is_free(worker) -> None:
     submit(worker, NUM_SLOTS)
-    worker.admit_more()
+    worker.admit(worker.run)
     for _ in range(2):
         submit(worker, NUM_SLOTS)
-    worker.admit_more()
+    worker.admit(worker.run)
     assert not worker.reserve(1)
 
     leaving, staying = submission_of(worker, 0), submission_of(worker, -1)
     leaving.cancel()
-    assert worker.admit_more() == []
-    assert {submission for _, submission in worker.waiting} == {staying}
+    assert worker.admit(worker.run) == []
+    assert {choices.submission for choices in worker.waiting} == {staying}
     assert worker.reserve(NUM_SLOTS)
     assert not worker.reserve(1)
 
 
 def test_what_left_before_the_worker_looked_is_never_decoded(worker) -> None:
     submit(worker, NUM_SLOTS)
-    admitted = worker.admit_more()
+    admitted = worker.admit(worker.run)
     submit(worker, 3)
     submission = worker.inbox.get()
     submission.cancel()
     worker.submit(submission)
-    worker.finish(admitted[0][0])
-    assert worker.admit_more() == []
+    worker.turn_ended(worker.run, admitted[0][0])
+    assert worker.admit(worker.run) == []
     assert worker.num_reserved == NUM_SLOTS - 1
 
 
 def test_a_stream_hears_of_new_tokens_only(worker) -> None:
     """A report of every sequence for every call was 80,000 queue entries a call."""
     reports = submit(worker, NUM_SLOTS + 4, is_streamed=True)
-    live = [sequence for [sequence] in worker.admit_more()]
+    live = [sequence for [sequence] in worker.admit(worker.run)]
     for _ in range(3):
-        worker.admit_more()
+        worker.admit(worker.run)
     assert reports == []
 
     live[2].tokens.append([5, 6])
     for _ in range(3):
-        worker.admit_more()
+        worker.admit(worker.run)
     assert reports == [Progress(2, 2, "")]
 
 
 def test_nobody_hears_of_a_cancelled_submission(worker) -> None:
     reports = submit(worker, 2, is_streamed=True)
-    [[first], [second]] = worker.admit_more()
-    submission = worker.live[first]
+    [[first], [second]] = worker.admit(worker.run)
+    submission = worker.live[first].submission
     submission.cancel()
     first.tokens.append([5])
     second.finish_reason = "length"
     worker.submit(Submission([], reports.append, False))
-    worker.admit_more()
-    worker.finish(second)
+    worker.admit(worker.run)
+    worker.turn_ended(worker.run, second)
     assert reports == []

@@ -74,7 +74,7 @@ def ask(sampling: Sampling, answers: Answers, key: str, name: str = "", **change
         assert (name or key) not in answers, "a request is answered once"
         answers[name or key] = result
 
-    sampling.waiting.append(Request(**fields | changes, done=done))
+    sampling.queue(Request(**fields | changes, done=done))
 
 
 def live_adapters(sampling: Sampling) -> set[int]:
@@ -96,7 +96,7 @@ def test_snapshots_of_several_tenants_and_the_base_are_one_batch(sampling) -> No
     alone: Answers = {}
     for key, changes in choices.items():
         ask(sampling, alone, key, **changes)
-        sampling.run(lambda: None)
+        sampling.sample(lambda: None)
     together: Answers = {}
     for key, changes in choices.items():
         ask(sampling, together, key, **changes)
@@ -106,7 +106,7 @@ def test_snapshots_of_several_tenants_and_the_base_are_one_batch(sampling) -> No
         nonlocal most_live
         most_live = max(most_live, len(live_adapters(sampling)))
 
-    sampling.run(watch)
+    sampling.sample(watch)
 
     assert most_live == 4
     assert together == alone
@@ -120,13 +120,13 @@ def test_more_snapshots_than_slots_take_turns(sampling) -> None:
     for number, key in enumerate(keys):
         take(sampling, key, SMALL, number)
         ask(sampling, alone, key)
-        sampling.run(lambda: None)
+        sampling.sample(lambda: None)
     together: Answers = {}
     for key in keys:
         ask(sampling, together, key)
 
     while sampling.waiting:
-        sampling.run(lambda: None)
+        sampling.sample(lambda: None)
 
     # The first ones were on the host meanwhile.
     assert together == alone
@@ -138,7 +138,7 @@ def test_snapshots_that_come_and_go_do_not_change_those_that_are_sampled(samplin
     take(sampling, "a", SMALL, 1)
     alone: Answers = {}
     ask(sampling, alone, "a")
-    sampling.run(lambda: None)
+    sampling.sample(lambda: None)
     calls = 0
     together: Answers = {}
 
@@ -156,14 +156,14 @@ def test_snapshots_that_come_and_go_do_not_change_those_that_are_sampled(samplin
             sampling.snapshots.drop(f"new{calls - 1}")
 
     ask(sampling, together, "a")
-    sampling.run(train)
+    sampling.sample(train)
 
     assert calls > 4
     assert together["a"] == alone["a"] != together["new3"]
     assert num_holders(sampling) == 0
     gone: Answers = {}
     ask(sampling, gone, "a")
-    sampling.run(lambda: None)
+    sampling.sample(lambda: None)
     assert isinstance(gone["a"], UserError)
 
 
@@ -175,7 +175,7 @@ def test_equal_prompts_of_one_snapshot_share_a_prefill_and_those_of_others_do_no
         before = sampling.prefills
         for number, key in enumerate(keys):
             ask(sampling, {}, key, str(number))
-        sampling.run(lambda: None)
+        sampling.sample(lambda: None)
         return sampling.prefills - before
 
     assert prefills_of(["a", "a", "a"]) == 1
@@ -192,13 +192,13 @@ def test_a_failed_run_frees_the_bank(sampling, monkeypatch) -> None:
 
     with monkeypatch.context() as patched, pytest.raises(RuntimeError):
         patched.setattr(sampling.engine, "generate", fail)
-        sampling.run(lambda: None)
+        sampling.sample(lambda: None)
 
     assert isinstance(answers["a"], RuntimeError)
     assert num_holders(sampling) == 0
     again: Answers = {}
     ask(sampling, again, "a")
-    sampling.run(lambda: None)
+    sampling.sample(lambda: None)
     assert isinstance(again["a"], bytes)
 
 
@@ -208,7 +208,7 @@ def test_a_call_that_fails_for_one_request_fails_no_other(sampling, monkeypatch)
     expected: Answers = {}
     for name, noise in (("first", (1, 2)), ("second", (3, 4))):
         ask(sampling, expected, "a", name, noise=noise, owner="ann")
-    sampling.run(lambda: None)
+    sampling.sample(lambda: None)
     answers: Answers = {}
     ask(sampling, answers, "a", "first", noise=(1, 2), owner="ann")
     # A number that no field of a body allows, and that does not fit the program.
@@ -218,11 +218,11 @@ def test_a_call_that_fails_for_one_request_fails_no_other(sampling, monkeypatch)
     for _ in range(8):
         if sampling.waiting:
             with contextlib.suppress(OverflowError):
-                sampling.run(lambda: None)
+                sampling.sample(lambda: None)
 
     assert isinstance(answers.pop("bad"), OverflowError)
     assert answers == expected
-    assert num_holders(sampling) == 0 and not sampling.begun and not sampling.suspects
+    assert num_holders(sampling) == 0 and not sampling.waiting
 
 
 def test_a_request_of_an_ended_session_is_answered_if_a_call_fails(sampling) -> None:
@@ -244,20 +244,20 @@ def test_a_request_of_an_ended_session_is_answered_if_a_call_fails(sampling) -> 
             raise RuntimeError("no device")
 
     with pytest.raises(RuntimeError):
-        sampling.run(end_session_and_fail)
+        sampling.sample(end_session_and_fail)
     while sampling.waiting:
-        sampling.run(lambda: None)
+        sampling.sample(lambda: None)
 
     assert isinstance(answers["bob"], RuntimeError)
     assert isinstance(answers["first"], bytes) and isinstance(answers["second"], bytes)
-    assert not sampling.begun and not sampling.suspects
+    assert num_holders(sampling) == 0 and not sampling.live
 
 
 def test_a_request_that_does_not_fit_32_bits_is_refused(sampling) -> None:
     for change in ({"top_k": 2**31}, {"stop_ids": (2**40,)}, {"noise": (2**31, 1)}):
         ask(sampling, {}, BASE, "x", **change)
         with pytest.raises(UserError, match="32 bits"):
-            sampling.check(sampling.waiting.pop())
+            sampling.check(sampling.waiting.pop().request)
 
 
 def test_a_checkpoint_that_cannot_be_read_fails_its_request_only(sampling) -> None:
@@ -268,7 +268,7 @@ def test_a_checkpoint_that_cannot_be_read_fails_its_request_only(sampling) -> No
     answers: Answers = {}
     ask(sampling, answers, BASE)
     ask(sampling, answers, "damaged")
-    sampling.run(lambda: None)
+    sampling.sample(lambda: None)
     assert isinstance(answers["damaged"], KeyError) and isinstance(answers[BASE], bytes)
 
 
@@ -277,10 +277,10 @@ def test_one_owner_leaves_slots_and_turns_to_another(sampling) -> None:
     slots = sampling.engine.max_concurrent_decodes
     alone: Answers = {}
     ask(sampling, alone, BASE, "long", num_samples=slots + 8, noise=tuple(range(slots + 8)))
-    sampling.run(lambda: None)
+    sampling.sample(lambda: None)
     answers: Answers = {}
     ask(sampling, answers, BASE, "ann 0", owner="ann")
-    sampling.run(lambda: None)
+    sampling.sample(lambda: None)
     most_of_bob = calls = 0
 
     def watch() -> None:
@@ -295,7 +295,7 @@ def test_one_owner_leaves_slots_and_turns_to_another(sampling) -> None:
 
     noise = tuple(range(slots + 8))
     ask(sampling, answers, BASE, "bob", owner="bob", num_samples=slots + 8, noise=noise)
-    sampling.run(watch)
+    sampling.sample(watch)
 
     assert calls > 4 and most_of_bob == slots - slots // 4
     assert answers["bob"] == alone["long"] and answers["ann 1"] == answers["ann 0"]
@@ -306,7 +306,7 @@ def test_equal_prompts_of_two_owners_share_no_prefill(sampling) -> None:
     before = sampling.prefills
     for number, owner in enumerate(("ann", "ann", "bob")):
         ask(sampling, {}, BASE, str(number), owner=owner)
-    sampling.run(lambda: None)
+    sampling.sample(lambda: None)
     assert sampling.prefills - before == 2
 
 
