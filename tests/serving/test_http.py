@@ -100,7 +100,7 @@ def test_a_client_that_leaves_while_it_waits_is_forgotten(alone, server, threade
     # The worker then drops it, and the room is free for a request of 8 beside the slots.
     server.worker.submit(submission)
     server.worker.begin(alone.new_scheduler())
-    [choices] = server.worker.choices_of(submission)
+    choices = next(server.worker.choices_of(submission))
     server.worker.live = {submission.sequences[0]: choices}  # it does not block then
     assert server.worker.admit(server.worker.run) == []
     assert server.worker.num_reserved == 0

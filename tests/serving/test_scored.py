@@ -364,7 +364,7 @@ def test_clients_that_leave_streams_with_alternatives_give_their_room_back(serve
             for _ in zip(range(num_lines), answer.iter_lines(), strict=False):
                 pass
     wait_for(lambda: served.worker.num_reserved == 0)
-    wait_for(lambda: not (served.worker.scoring or served.worker.in_scorer))
+    wait_for(lambda: not served.worker.scoring)
     assert served.complete(prompt="a", max_tokens=2, logprobs=2)["choices"][0]["logprobs"]
 
 

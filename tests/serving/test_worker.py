@@ -1,5 +1,7 @@
 """The sequences that wait for a slot: how many there may be, and what becomes of them."""
 
+import itertools
+
 import numpy as np
 import pytest
 from servers import NUM_SLOTS
@@ -8,6 +10,7 @@ from jzero.decoder.sequence import Sequence
 from jzero.serving.limits import Limits
 from jzero.serving.worker import DecodingWorker, Progress, Submission
 
+NUMBERS = itertools.count()
 LIMITS = Limits(max_waiting_sequences=2 * NUM_SLOTS, max_request_sequences=NUM_SLOTS)
 
 
@@ -21,8 +24,10 @@ def worker(alone) -> DecodingWorker:
 
 def submit(worker: DecodingWorker, count: int, is_streamed: bool = False) -> list[Progress]:
     """Submits sequences. Returns the list that gets their reports."""
+    # A prompt has another number in every request.
     sequences = [
-        Sequence(i, i, i, np.arange(1, 4, dtype=np.int32), length_limit=20) for i in range(count)
+        Sequence(next(NUMBERS), i, i, np.arange(1, 4, dtype=np.int32), length_limit=20)
+        for i in range(count)
     ]
     reports: list[Progress] = []
     assert worker.reserve(count)
