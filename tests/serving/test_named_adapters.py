@@ -14,7 +14,6 @@ from servers import Alone, free_port, save_model, server_process, wait_until_hea
 from jzero import cli, serve
 from jzero.commands import evaluate
 from jzero.config import AdapterConfig
-from jzero.decoder.driver import make_seed
 from jzero.errors import UserError
 from jzero.model import adapters, huggingface, peft, qwen
 from jzero.workers.pool import Pool
@@ -60,7 +59,7 @@ def alone(model: Path, adapter: str) -> Alone:
     values.model.path = str(model)
     values.model.adapter.path = adapter
     sampler, params = evaluate.load(values, Pool(0))
-    return Alone(sampler.engine, sampler.tokenizer, params, make_seed(sampler.engine, (0, 0)))
+    return Alone(sampler.engine, sampler.tokenizer, params, (0, 0))
 
 
 @pytest.fixture(scope="module")
