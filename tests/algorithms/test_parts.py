@@ -1,11 +1,14 @@
 """The parts that run in the jitted update, by themselves: closed forms, and far-away inputs."""
 
+import math
 from collections.abc import Callable, Iterator
 
+import descriptions
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 from jax import lax
 
 from jzero.algorithms import IPO, SAPO, VESPO, Algorithm, DppoKL, DppoTV
@@ -14,6 +17,7 @@ from jzero.algorithms.kl import KL_ESTIMATORS, k2, k3
 from jzero.algorithms.losses import policy_loss
 from jzero.algorithms.ratios import RATIOS
 from jzero.algorithms.surrogates import SURROGATES
+from jzero.fields import part_name
 from jzero.types import Batch
 
 KLEstimator = Callable[[jax.Array, jax.Array], jax.Array]
@@ -161,6 +165,52 @@ def test_a_token_is_masked_by_how_far_its_probability_moved(
     expected = 0.0 if name in masked_by else -now / before * advantage
     assert value == pytest.approx(expected, rel=1e-5)
     assert slope == pytest.approx(expected, rel=1e-5)
+
+
+# -- all surrogates against their formulas ---------------------------------------------------------
+
+# Every pair of the old and the new probability of a token, with both signs of the advantage.
+PROBS = np.array([0.01, 0.05, 0.2, 0.3, 0.5, 0.7, 0.9])
+OLD, NEW, ADVANTAGES = (grid.reshape(1, -1) for grid in np.meshgrid(PROBS, PROBS, [1.5, -0.5]))
+# Bounds that differ, and that some of the pairs exceed and others do not.
+BOUNDED: list[dict[str, object]] = [
+    {"surrogate": name, "clip_low": low, "clip_high": high}
+    for name in ("clip", "cispo", "dppo_tv", "dppo_kl", "ipo")
+    for low, high in [(0.1, 0.25), (0.3, 0.05), (0.2, 0.29)]
+]
+UNBOUNDED: list[dict[str, object]] = [
+    {"surrogate": name} for name in ("reinforce", "sapo", "vespo")
+]
+
+
+def test_every_surrogate_has_a_case() -> None:
+    names = {case["surrogate"] for case in BOUNDED + UNBOUNDED}
+    assert names == {part_name(part) for part in SURROGATES}
+
+
+@pytest.mark.parametrize("case", BOUNDED + UNBOUNDED, ids=str)
+def test_a_surrogate_is_its_formula_for_every_change_of_a_probability(
+    case: dict[str, object],
+) -> None:
+    algorithm = descriptions.change(Algorithm(), **case)
+    part = algorithm.surrogate
+    expected = [
+        reference.surrogate(new / old, math.log(new), advantage, algorithm)
+        for old, new, advantage in zip(OLD[0], NEW[0], ADVANTAGES[0], strict=True)
+    ]
+    losses, by_ratio, by_logp = np.array(expected).T[:, None]
+
+    def loss(logps: jax.Array) -> tuple[jax.Array, jax.Array]:
+        ratios = jnp.exp(logps) / OLD
+        terms, _ = SURROGATES[type(part)].compute(logps, ratios, jnp.asarray(ADVANTAGES), part)
+        return terms.sum(), terms
+
+    with jax.enable_x64(True):
+        slopes, terms = jax.grad(loss, has_aux=True)(jnp.log(jnp.asarray(NEW)))
+
+    np.testing.assert_allclose(terms, losses, rtol=1e-5, atol=1e-12)
+    # The ratio is exp(log pi) / mu, so its derivative by log pi is the ratio itself.
+    np.testing.assert_allclose(slopes, by_ratio * NEW / OLD + by_logp, rtol=1e-5, atol=1e-12)
 
 
 # -- soft gates and the off-policy mask ------------------------------------------------------------

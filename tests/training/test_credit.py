@@ -12,8 +12,10 @@ from jzero.algorithms import Episodes
 from jzero.fields import part_name
 from jzero.training.credit import (
     advantages_of_graded,
+    can_have_gradient,
     make_episodes,
     token_weights,
+    training_sequences,
     turn_rewards,
 )
 from jzero.training.trainer import credit_settings
@@ -105,6 +107,33 @@ def test_no_token_of_a_failed_rollout_is_trained() -> None:
     assert not weights[0].any()
     # The mean is over the tokens that are trained.
     assert weights[1].sum() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("sequence_per_turn", [False, True])
+@pytest.mark.parametrize("is_graded", [False, True])
+def test_no_sequence_of_a_failed_episode_is_trained(
+    sequence_per_turn: bool, is_graded: bool
+) -> None:
+    """The grading of an episode can fail after the grades of its earlier turns have arrived."""
+    [turn] = ROLLOUTS[0].turns
+    middle = (turn.start + turn.end) // 2
+    turns = (
+        replace(turn, end=middle, grade=Grade(1.0, True, "")),
+        replace(turn, start=middle, grade=Grade(0.0, False, "")),
+    )
+    episode = replace(ROLLOUTS[0], turns=turns, grade=Grade(0.0, False, "", failed=not is_graded))
+    config = reference.settings(rollout={"max_turns": 2})
+    settings = replace(credit_settings(config), sequence_per_turn=sequence_per_turn)
+
+    sequences, sources = training_sequences([episode], sequence_per_turn)
+    weights = token_weights(sequences, range(len(sequences)), algorithms.TokenMean(), settings)
+    computed = can_have_gradient([episode], sequences, sources, settings)
+
+    assert len(sequences) == (2 if sequence_per_turn else 1)
+    for number in range(len(sequences)):
+        assert weights[number].any() == is_graded
+    if not is_graded:
+        assert not computed.any()
 
 
 @pytest.mark.parametrize("advantage", sorted(map(part_name, algorithms.ADVANTAGES)))

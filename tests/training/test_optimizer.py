@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 import reference
+import tiny
 
 from jzero.config import Config, OptimizerConfig, list_settings, put_value, validate
 from jzero.config.schedules import Share, Steps
@@ -18,7 +19,17 @@ from jzero.config.schema import LARGEST_B1_IN_16_BITS, LARGEST_B2_IN_16_BITS
 from jzero.errors import UserError
 from jzero.fields import fields_of, part_name
 from jzero.model import qwen
-from jzero.training.optimizer import SCHEDULES, SHAPES, learning_rate, optimizer
+from jzero.model.huggingface import parse_config
+from jzero.model.huggingface.tensors import checkpoint_tensors, flatten
+from jzero.sharding.mesh import train_mesh
+from jzero.training.optimizer import (
+    SCHEDULES,
+    SHAPES,
+    decayed_parameters,
+    learning_rate,
+    optimizer,
+)
+from jzero.types import State
 
 
 def rate(step: int, total_steps: int = 100, **settings: object) -> float:
@@ -268,17 +279,58 @@ def first_step(
     return step
 
 
-@pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
-def test_only_matrices_decay(model_type: str) -> None:
-    model = replace(reference.MODEL, model_type=model_type, tie_word_embeddings=False)
-    # All leaves have one shape here: the name decides what decays, and not the number of axes.
-    params = jax.tree.map(lambda _: np.ones((2, 2), np.float32), qwen.abstract(model))
+DENSE = replace(reference.MODEL, tie_word_embeddings=False)
+DECAYING = {
+    "qwen2": DENSE,
+    "qwen3": replace(DENSE, model_type="qwen3"),
+    "qwen3_moe": replace(reference.MOE, model_type="qwen3_moe"),
+    "qwen3_5_text": parse_config({**tiny.HYBRID_ENTRIES, "model_type": "qwen3_5_text"}),
+}
+
+
+@pytest.mark.parametrize("model_type", DECAYING)
+def test_a_weight_decays_unless_its_tensor_in_a_checkpoint_is_a_vector(model_type: str) -> None:
+    """As in most trainers of transformers' models: no norm, bias or decay rate of a head."""
+    model = DECAYING[model_type]
+    tensors = checkpoint_tensors(model)
+
+    decays = flatten(decayed_parameters(qwen.abstract(model)))
+
+    assert decays.keys() == tensors.keys()
+    for name, [tensor, *_] in tensors.items():
+        assert decays[name] == (len(tensor.stored_shape) > 1), name
+    assert {*decays.values()} == {False, True}
+
+
+def test_weight_decay_subtracts_its_share_of_a_matrix() -> None:
+    params = {"q": np.full((2, 2), 3.0, np.float32), "attn_norm": np.ones(2, np.float32)}
     zero_gradient = jax.tree.map(np.zeros_like, params)
 
     step = first_step(OptimizerConfig(weight_decay=0.5), zero_gradient, params)
 
-    decayed = {path[-1].key for path, leaf in jax.tree.leaves_with_path(step) if np.any(leaf)}
-    assert decayed == {"embed", "lm_head", "q", "k", "v", "o", "gate", "up", "down"}
+    np.testing.assert_array_equal(step["q"], np.full((2, 2), 1.5))
+    np.testing.assert_array_equal(step["attn_norm"], np.zeros(2))
+
+
+@pytest.mark.parametrize("wrong", [1e6, np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("skip_norm", [0.0, 10.0])
+def test_only_skip_norm_keeps_a_wild_gradient_out_of_weights_and_moments(
+    wrong: float, skip_norm: float
+) -> None:
+    settings = reference.settings(optimizer={"skip_norm": skip_norm})
+    mesh = train_mesh(1, 1, 1, jax.devices()[:1])
+    policy = tiny.policy_learner(reference.MODEL, settings, mesh)
+    params = {"embed": np.ones(3, np.float32), "norm": np.ones(2, np.float32)}
+    state = State(params, policy.optimizer.init(params), np.int32(4))
+
+    for number in (0.5, wrong):
+        gradient = {"embed": np.array([0.5, number, 0.5], np.float32), "norm": np.zeros(2)}
+        next_state, stats = policy._descend(state, gradient, np.float32(0.1))
+
+        is_skipped = skip_norm > 0 and number != 0.5
+        assert stats["skipped"] == is_skipped
+        same = jax.tree.map(np.array_equal, next_state, state)
+        assert all(jax.tree.leaves(same)) == is_skipped
 
 
 @pytest.mark.parametrize(("clip_norm", "largest"), [(0.0, 1e3), (1.0, 0.5)])
