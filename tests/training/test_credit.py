@@ -115,13 +115,15 @@ def test_no_sequence_of_a_failed_episode_is_trained(
     sequence_per_turn: bool, is_graded: bool
 ) -> None:
     """The grading of an episode can fail after the grades of its earlier turns have arrived."""
-    [turn] = ROLLOUTS[0].turns
+    whole = next(one for one in ROLLOUTS if one.response_length > 1)
+    [turn] = whole.turns
     middle = (turn.start + turn.end) // 2
     turns = (
         replace(turn, end=middle, grade=Grade(1.0, True, "")),
         replace(turn, start=middle, grade=Grade(0.0, False, "")),
     )
-    episode = replace(ROLLOUTS[0], turns=turns, grade=Grade(0.0, False, "", failed=not is_graded))
+    failed_or_wrong = Grade(0.0, False, "", failed=not is_graded)
+    episode = replace(whole, turns=turns, grade=failed_or_wrong)
     config = reference.settings(rollout={"max_turns": 2})
     settings = replace(credit_settings(config), sequence_per_turn=sequence_per_turn)
 

@@ -324,7 +324,10 @@ def test_only_skip_norm_keeps_a_wild_gradient_out_of_weights_and_moments(
     state = State(params, policy.optimizer.init(params), np.int32(4))
 
     for number in (0.5, wrong):
-        gradient = {"embed": np.array([0.5, number, 0.5], np.float32), "norm": np.zeros(2)}
+        gradient = {
+            "embed": np.array([0.5, number, 0.5], np.float32),
+            "norm": np.zeros(2, np.float32),
+        }
         next_state, stats = policy._descend(state, gradient, np.float32(0.1))
 
         is_skipped = skip_norm > 0 and number != 0.5
