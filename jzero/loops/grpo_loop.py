@@ -55,8 +55,8 @@ def grpo(config: Config) -> list[float]:
             # -- Problems: a function of (seed, step), so nothing has to be saved to repeat a step.
             problems = run.sampler.encode_problems(training_problems(config).draw(step))
 
-            # -- Publish: the trainer's fp32 weights, cast and laid out for the decoder. Every step
-            # samples with the weights of the step before: pi_old is the current policy.
+            # -- Publish: the trainer's fp32 weights, cast and laid out for the decoder. A step samples
+            # with the weights that it then updates (version: updates so far), so they are pi_old.
             weights = run.publish(learner.weights(state))
 
             # -- Sample and grade. The noise of a token is a function of `key`, the problem, the
@@ -80,7 +80,8 @@ def grpo(config: Config) -> list[float]:
             rewards_PG = rewards_of(rollouts).reshape(-1, group_size)
             advantages_PG = group_advantages(rewards_PG)
 
-            # -- Gradient and step: one jitted program, which donates the old state.
+            # -- Gradient and step: one jitted program, which donates the old state. It clips the
+            # gradient at optimizer.clip_norm, and makes a step of AdamW.
             batches, counts = pack_rows(run, rollouts, advantages_PG)
             lr = learning_rate(config.optimizer, step - 1, config.train.steps)
             layouts = run.trainer.layouts
@@ -98,7 +99,10 @@ def grpo(config: Config) -> list[float]:
 
 
 def rewards_of(rollouts: list[Rollout]) -> np.ndarray:
-    """Returns f64[N], the score of each answer. Raises UserError if a reward function failed."""
+    """Returns f64[N], the score of each answer. Raises UserError if a reward function failed.
+
+    A score is the weighted sum of task.reward.functions: `module:function` adds one of your own.
+    """
     grades = [grade_of(rollout) for rollout in rollouts]
     if failed := sum(grade.failed for grade in grades):
         raise UserError(f"{failed} answers have no reward: fix the reward function that failed")
@@ -123,10 +127,11 @@ def pack_rows(
     """Returns packed rows of all rollouts on the mesh, and the number of microbatches.
 
     Each token that the policy sampled, the end of the answer included, has the weight
-    1 / (N |o_i|), and no other token has a gradient. Weights are normalized here, over all
-    rollouts, and the jitted program only sums: rows, microbatches and devices cannot change the
-    objective. Answers whose advantage is 0 have no gradient: they count in N, and have no place in
-    a row.
+    1 / (N |o_i|), and no other token has a gradient. So a token of a long answer counts less: the
+    length bias of GRPO (arXiv:2503.20783), without which |o_i| would be a constant. Weights are
+    normalized here, over all rollouts, and the jitted program only sums: rows, microbatches and
+    devices cannot change the objective. Answers whose advantage is 0 have no gradient: they count
+    in N, and have no place in a row. Without any row, only the optimizer's moments make the step.
     """
     group_size = advantages_PG.shape[1]
     groups: list[list[TrainingSequence]] = []
@@ -155,14 +160,17 @@ def grpo_loss(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Returns the weighted loss of every target, f32[B, T], and diagnostics of the same shape.
 
-    `outputs` are the log-probability of every target under the policy, and the entropy, which is
-    only printed. Advantages and weights are constants. A penalty for the KL divergence from a
-    reference policy would be one more term: batch.weights * (-gain + beta * kl), where kl reads
-    batch.ref_logps, which `learner.score` returns for the parameters of the reference policy.
+    `outputs` are the log-probability of every target under the policy at rollout.temperature, and
+    the entropy, which is only printed. Advantages and weights are constants. The sum over a
+    sequence (`sequence_sum`) and `is_on_policy` are for other losses. A penalty for the KL
+    divergence from a reference policy would be one more term: batch.weights * (-gain + beta * kl),
+    where kl reads batch.ref_logps, which `pack_rows` would set like the advantages, from
+    `learner.score` for the parameters of the reference policy (docs/own_loop.md has such a call).
     """
     logps, entropy = outputs[:2]
     # pi_old is the policy before this update, a constant. With one optimizer step for each batch of
-    # rollouts the ratio is 1, and its gradient is that of log pi.
+    # rollouts the ratio is 1, and its gradient is that of log pi. For rollouts of older weights,
+    # batch.sampler_logps has the log-probabilities under the weights that sampled them.
     old_logps = jax.lax.stop_gradient(logps)
     ratio = jnp.exp(logps - old_logps)
     clipped_ratio = jnp.clip(ratio, 1 - CLIP, 1 + CLIP)
