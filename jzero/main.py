@@ -16,7 +16,15 @@ from jzero.config import describe
 from jzero.config.flags import check_texts
 from jzero.errors import UserError
 from jzero.files import JsonObject
-from jzero.recipe_files import load_recipe, read_flags, recipe_files, recipe_help, split_recipe
+from jzero.recipe_files import (
+    ImportsJaxError,
+    load_recipe,
+    read_flags,
+    recipe_files,
+    recipe_help,
+    split_recipe,
+    without_jax,
+)
 
 # Modules that import JAX are imported by the functions that use them: a mistake in the command is
 # reported before.
@@ -41,8 +49,9 @@ def run() -> None:
 
 def run_arguments(arguments: list[str]) -> None:
     """Runs the training of a command line. A mistake in it ends the process."""
-    check_arguments(arguments)
-    command = parse(cli.start_jax(arguments))
+    command = check_arguments(arguments)
+    arguments = cli.start_jax(arguments)
+    command = command or parse(arguments)
     with terminal.imports():
         from jzero.hosts import peers
         from jzero.planning.fitting import set_cpu_devices
@@ -96,20 +105,26 @@ def start_values(settings: config.Config, workdir: Path | None) -> dict[str, obj
     }
 
 
-def check_arguments(arguments: list[str]) -> None:
-    """Ends the process at a mistake that can be seen without the recipe, and without JAX.
+def check_arguments(arguments: list[str]) -> Command | None:
+    """Ends the process at a mistake in a flag or a recipe that can be seen without JAX.
 
-    Answers `--help`, too. A process that others wait for has to join them first, so that they hear
-    of its mistake: `parse` finds the same ones.
+    Answers `--help`, too. Returns the parsed command line, or None if it has to be parsed with JAX:
+    the recipe imports JAX, for example to choose a preset for the devices, or other processes wait
+    for this one. It then has to join them first, so that they hear of its mistake.
     """
     answer_help(arguments)
     joining, arguments = cli.split_process_flags(arguments)
     if joining.coordinator:
-        return
+        return None
     with cli.user_errors():
         options, given = read_flags(command_flags.recipe(), cli.expand_price(arguments))
         check_texts(given)
         split_recipe(options.config)
+    try:
+        with without_jax():
+            return parse(arguments)
+    except ImportsJaxError:
+        return None
 
 
 def answer_help(arguments: list[str]) -> None:

@@ -2,10 +2,13 @@
 
 import argparse
 import ast
+import contextlib
 import difflib
 import importlib.util
+import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 
 from jzero import cli, config
@@ -89,6 +92,36 @@ def load_recipe(text: str) -> config.Config:
             f"--config {path}: get_config returns {type(settings).__name__}, not a Config"
         )
     return settings
+
+
+class ImportsJaxError(BaseException):
+    """A block of `without_jax` imports JAX.
+
+    Not an Exception: `except ImportError` in a recipe would take JAX for a missing package.
+    """
+
+
+class _RefuseJax(MetaPathFinder):
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        if fullname in ("jax", "jaxlib"):
+            raise ImportsJaxError
+
+
+@contextlib.contextmanager
+def without_jax() -> Iterator[None]:
+    """A block that reads a recipe before JAX is set up and the processes of a run have joined.
+
+    Raises ImportsJaxError where the block imports JAX, and before the block if JAX is imported
+    already. A recipe that uses devices would start them without the settings of `cli.start_jax`.
+    """
+    if "jax" in sys.modules:
+        raise ImportsJaxError
+    finder = _RefuseJax()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
 
 
 def recipe_line(error: Exception, path: Path) -> str:

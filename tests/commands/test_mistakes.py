@@ -299,6 +299,72 @@ def test_a_mistake_in_a_recipe_is_one_line_with_its_place(
     assert advice in message
 
 
+RECIPES_WITH_MISTAKES = {
+    "a wrong preset": ("", "no preset 'tinyy' in this recipe"),
+    "a wrong name": ("settings.rollout.group_sise = 4", "line 5: rollout.group_sise=4: there is no"),
+    "a wrong value": ("settings.train.steps = -1", "line 5: train.steps=-1 must be"),
+    "a fault": ("settings.x()", "line 5: AttributeError"),
+    "a missing package": ("import nowhere_at_all", "line 5: ModuleNotFoundError"),
+    "a syntax error": ("settings.x(", "line 5: "),
+}
+MOST_SECONDS = 1.0  # of the processor, for a command line with a mistake
+
+
+@pytest.mark.parametrize("mistake", RECIPES_WITH_MISTAKES)
+def test_a_mistake_in_a_recipe_takes_less_than_a_second(mistake: str, tmp_path: Path) -> None:
+    line, advice = RECIPES_WITH_MISTAKES[mistake]
+    recipe = f"{ROOT}/configs/countdown.py:tinyy"
+    if line:
+        recipe = str(tmp_path / "mine.py")
+        start = "from jzero import config\n\ndef get_config():\n    settings = config.Config()\n"
+        Path(recipe).write_text(f"{start}    {line}\n    return settings\n")
+    program = (
+        "import resource, runpy, sys\n"
+        f"sys.argv = ['jzero.main', {f'--config={recipe}'!r}]\n"
+        "try:\n"
+        "    runpy.run_module('jzero.main', run_name='__main__')\n"
+        "finally:\n"
+        "    used = resource.getrusage(resource.RUSAGE_SELF)\n"
+        "    print('jax' in sys.modules, used.ru_utime + used.ru_stime)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 2
+    [message] = done.stderr.splitlines()
+    assert advice in message
+    has_jax, seconds = done.stdout.split()
+    assert has_jax == "False"
+    assert float(seconds) < MOST_SECONDS
+
+
+IMPORTS = {
+    "jax itself": "import jax\n",
+    "a module that imports jax": "from jzero.model import qwen\n",
+    "a choice by a missing package": (
+        "try:\n    import jax\nexcept ImportError:\n    raise SystemExit('jax is missing')\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("imports", IMPORTS)
+def test_a_recipe_may_import_jax(imports: str, tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.py"
+    recipe.write_text(
+        f"{IMPORTS[imports]}import jax\nfrom jzero import config\n\n"
+        "def get_config():\n    return config.Config(name=f'on-{jax.device_count()}')\n"
+    )
+    program = (
+        "import sys\n"
+        "from jzero import cli, main\n"
+        "assert main.check_arguments(sys.argv[1:]) is None\n"
+        "print(main.parse(cli.start_jax(sys.argv[1:])).settings.name)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, f"--config={recipe}"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"on-\d+\n", done.stdout)
+
+
 SETTINGS = [
     (["task.name=chess"], "task.name='chess' is not one of countdown, gsm8k"),
     (["task.template=qwen_maths"], "task.template"),
