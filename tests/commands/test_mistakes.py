@@ -301,7 +301,10 @@ def test_a_mistake_in_a_recipe_is_one_line_with_its_place(
 
 RECIPES_WITH_MISTAKES = {
     "a wrong preset": ("", "no preset 'tinyy' in this recipe"),
-    "a wrong name": ("settings.rollout.group_sise = 4", "line 5: rollout.group_sise=4: there is no"),
+    "a wrong name": (
+        "settings.rollout.group_sise = 4",
+        "line 5: rollout.group_sise=4: there is no",
+    ),
     "a wrong value": ("settings.train.steps = -1", "line 5: train.steps=-1 must be"),
     "a fault": ("settings.x()", "line 5: AttributeError"),
     "a missing package": ("import nowhere_at_all", "line 5: ModuleNotFoundError"),
