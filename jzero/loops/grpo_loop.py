@@ -55,8 +55,8 @@ def grpo(config: Config) -> list[float]:
             # -- Problems: a function of (seed, step), so nothing has to be saved to repeat a step.
             problems = run.sampler.encode_problems(training_problems(config).draw(step))
 
-            # -- Publish: the trainer's fp32 weights, cast and laid out for the decoder. A step samples
-            # with the weights that it then updates (version: updates so far), so they are pi_old.
+            # -- Publish: the trainer's fp32 weights, cast and laid out for the decoder. A step
+            # samples with the weights that it then updates (version: updates so far): pi_old.
             weights = run.publish(learner.weights(state))
 
             # -- Sample and grade. The noise of a token is a function of `key`, the problem, the
