@@ -1,5 +1,6 @@
 """Stores: atomic files, exclusive creation, one clock, and operations that fail for a while."""
 
+import datetime
 import errno
 import os
 import stat
@@ -315,3 +316,21 @@ def test_long_requests_have_more_time_before_their_sampler_is_slow(tmp_path: Pat
     for seconds in (20.0, 1000.0, 30.0):
         slow.count_answer(seconds)
     assert slow.limit == SLOW_FACTOR * 30
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo", "America/New_York"])
+@pytest.mark.parametrize("has_zone", [False, True])
+def test_a_time_of_a_bucket_is_in_utc(
+    zone: str, has_zone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of fsspec's file systems return their time without a zone."""
+    stamp = datetime.datetime(2026, 3, 1, 12, tzinfo=datetime.UTC if has_zone else None)
+    store = BucketStore("memory://times")
+    monkeypatch.setattr(store.files, "modified", lambda path: stamp)
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        assert store.modified("a") == 1772366400.0
+    finally:
+        monkeypatch.undo()
+        time.tzset()

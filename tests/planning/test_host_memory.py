@@ -2,6 +2,7 @@
 
 import tracemalloc
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -109,3 +110,20 @@ def test_a_rollout_takes_about_as_much_as_is_counted_for_it() -> None:
 def test_the_memory_of_this_machine_is_known() -> None:
     total, free = host_memory.total_bytes(), host_memory.free_bytes()
     assert 2**28 < free <= total < 2**60
+
+
+@pytest.mark.parametrize("limited", ["", "pod", "pod/container"])
+def test_the_limit_of_every_group_around_the_process_applies(
+    limited: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "sys/fs/cgroup"
+    (root / "pod/container").mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/pod/container\n")
+    (tmp_path / "proc/meminfo").write_text("MemAvailable: 99000000000 kB\n")
+    (root / limited / "memory.max").write_text("1000000\n")
+    (root / limited / "memory.current").write_text("400000\n")
+    monkeypatch.setattr(host_memory, "Path", lambda path: tmp_path / path.lstrip("/"))
+
+    assert host_memory.total_bytes() == 1e6
+    assert host_memory.free_bytes() == 6e5

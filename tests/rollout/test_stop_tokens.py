@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 import servers
 import transformers
@@ -15,6 +16,7 @@ from jzero.chat import Chat
 from jzero.commands import evaluate
 from jzero.config import RolloutConfig
 from jzero.decoder.driver import make_seed
+from jzero.decoder.stop_strings import num_tokens_to_keep
 from jzero.model import end_tokens, huggingface, tokenizer
 from jzero.model.base_model import read_base_model
 from jzero.rollout.sampler import Sampler, warn_of_missing_stop
@@ -240,3 +242,17 @@ def test_an_end_of_turn_that_is_no_stop_is_a_warning(capsys: pytest.CaptureFixtu
         warn_of_missing_stop(tok, (eos,), ())
     [line] = capsys.readouterr().out.splitlines()
     assert "<end_of_turn>" in line and "rollout.stop=" in line
+
+
+@pytest.mark.parametrize(
+    ("turn_start", "first_new", "kept"),
+    [(0, 2, 3), (1, 2, None), (2, 2, None), (3, 3, None), (0, 4, None), (0, 0, 3)],
+)
+def test_a_stop_string_lies_in_one_turn(turn_start: int, first_new: int, kept: int | None) -> None:
+    """The last token of a turn and the first ones of the next make no stop string together."""
+
+    def decode(ids: list[int]) -> str:
+        return "".join(map(chr, ids))
+
+    tokens = np.array([*map(ord, "abcx")], np.int32)
+    assert num_tokens_to_keep(decode, tokens, turn_start, first_new, ["abc"]) == kept

@@ -12,6 +12,7 @@ from jzero.decoder.sampling import Filters
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.sequence import Groups, Sequence
 from jzero.serving.limits import Limits
+from jzero.serving.requests import CompletionRequest
 from jzero.serving.worker import Choices, StepClock, Submission
 
 TEMPERATURE = 1.5
@@ -104,3 +105,19 @@ def test_a_compilation_hardly_moves_the_estimate_of_a_step() -> None:
     assert clock.step_seconds == pytest.approx(0.02)
     clock.add(4, 0.16)
     assert 0.02 < clock.step_seconds < 0.023
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, (5, 0.9, 0.1)),
+        ({"top_k": 0}, (0, 0.9, 0.1)),
+        ({"top_k": -1}, (0, 0.9, 0.1)),
+        ({"top_k": 7}, (7, 0.9, 0.1)),
+        ({"top_p": 1.0}, (5, 1.0, 0.1)),
+        ({"min_p": 0.0}, (5, 0.9, 0.0)),
+    ],
+)
+def test_a_request_switches_a_filter_of_the_server_off(given: dict, expected: tuple) -> None:
+    request = CompletionRequest(model="m", prompt="a", **given)
+    assert request.filters(Filters(5, 0.9, 0.1)) == Filters(*expected)
