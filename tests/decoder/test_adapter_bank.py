@@ -152,7 +152,8 @@ def test_a_batch_of_many_adapters_samples_as_each_alone(has_int8_base, shape) ->
     together = complete(engine, bank.params, held)
 
     for name, answers in together.items():
-        test_engine.assert_same(answers, alone(engine, base, name))
+        # Factors of several ranks are one product, which some processors round otherwise.
+        test_engine.assert_same(answers, alone(engine, base, name), atol=3e-5)
     tokens = [[one.new_tokens for one in answers.values()] for answers in together.values()]
     assert len({str(one) for one in tokens}) == len(tokens), "the adapters make no difference"
 
