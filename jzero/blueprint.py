@@ -100,7 +100,7 @@ class Spec(Generic[Trains]):
     hosts_per_decoder: int = 1
     # Type of the parameters. The frozen base of an adapter has compute.dtype.
     dtype: str = "float32"
-    # The frozen base of its adapter is that of the policy, so only the adapter is its own.
+    # It shares the policy's frozen base, and has only an adapter of its own.
     shares_base: bool = False
     # Other models on the training mesh. They neither sample nor have learners of their own: the
     # critic's learner belongs to the Trainer, and a teacher is scored by a learner of its caller.
@@ -195,7 +195,7 @@ class Blueprint(Generic[Trains]):
         return jax.tree.map(place, adapters.abstract(model, adapter), shardings)
 
     def abstract_weights(self) -> qwen.Params:
-        """Returns the arrays of the model, joined with those of its adapter if it has one."""
+        """Returns the arrays of the model, with its adapter joined if it has one."""
         adapter = self.spec.compute.adapter
         if not adapter.rank:
             return self.abstract_model()

@@ -216,7 +216,6 @@ class RequestBatch(GradedBatch):
             check_stop=tick,
             in_grading=progress.in_grading,
         )
-        self.tick = tick
         self.has_newer = has_newer
         self.ends_turns = ends_turns
         self.num_calls = 0
@@ -224,7 +223,7 @@ class RequestBatch(GradedBatch):
     def more(self) -> Groups | None:
         """Returns no groups; None if newer weights end the run."""
         # The decoder asks for more groups before every call: the time to renew the lease.
-        self.tick()
+        self.check_stop()
         self.num_calls += 1
         return None if self.is_over() and not self.ends_turns else []
 

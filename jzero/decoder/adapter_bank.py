@@ -3,7 +3,7 @@
     bank = AdapterBank(model, base, mesh, dtype, most_slots=8, exact=False)
     bank.add("math", settings, adapter)      # copies the adapter; False: sequences hold all slots
     sequence.adapter = bank.hold("math")     # the adapter stays until `release`
-    Scheduler(engine, bank.params, ...)      # weights with all adapters
+    phase = Phase(bank.params, key)          # weights with all adapters
 
 The bank replaces the weights of linear layers by `linear.BankedWeight`, and gives the output layer
 an `output_adapter.BankedOutputAdapters`: the factors of all adapters are stacked, and every row of

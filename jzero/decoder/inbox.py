@@ -121,6 +121,8 @@ class Inbox(Source, Generic[Item]):
             count = self.room_of(item, num_live[owner]) if is_sampled else 0
             has_room = count > 0 if is_sampled else len(self.scoring) < self.most_scoring
             if not has_room:
+                # None of her later requests overtakes this one.
+                queues.pop(owner, None)
                 continue
             try:
                 item.has_begun = item.has_begun or item.begin()

@@ -93,7 +93,7 @@ def choose_pages(
 ) -> tuple[int, str]:
     """Returns the pages for the sequences of each shard, and the reason for their number.
 
-    The arguments and errors are those of `size_pool`.
+    It takes the same arguments as `size_pool`, and raises the same errors.
     """
     full = engine.pages_per_shard - 1  # one page is for idle slots
     if room is None:

@@ -214,10 +214,13 @@ class Sampler:
 
         Of a decoder of several hosts, the first one alone returns the counts.
         """
-        total = batch.total if self.engine.settings.max_turns == 1 else None
-        unit = "" if self.engine.settings.max_turns == 1 else "turns"
+        has_turns = self.engine.settings.max_turns > 1
+        # The number of an episode's turns is unknown, and so are the groups that a batch adds.
+        total = None
+        if not has_turns and batch.is_whole:
+            total = sum(map(len, batch.groups))
         try:
-            with terminal.phase("sample", total, unit=unit) as shown:
+            with terminal.phase("sample", total, unit="turns" if has_turns else "") as shown:
                 batch.shown = shown
                 counters = self.decoder.run(phase, batch)
         except interrupt.Interrupted as reason:
@@ -371,11 +374,6 @@ class GradedBatch(Batch):
         self.in_grading = in_grading
         self.shown = terminal.Phase("sample")
         self.grader: TurnGrader | SharedTurns  # of the run
-
-    @property
-    def total(self) -> int | None:
-        """The number of sequences; None if groups may be added."""
-        return sum(map(len, self.groups)) if self.is_whole else None
 
     def begin(self, run: Scheduler) -> None:
         """See `Source.begin`."""
