@@ -557,7 +557,7 @@ def test_with_an_adapter_only_the_adapter_is_sent(
     """Samplers load the base themselves, and refuse another one."""
     model, store = tiny.save_byte_model(tmp_path / "model"), tmp_path / "store"
     changes = (
-        *(flag for flag in CHANGES if "warm_start" not in flag),
+        *(flag for flag in (*runs.RUN, *CHANGES) if "warm_start" not in flag),
         f"--config.model.path={model}",
         "--config.model.adapter.rank=2",
         "--config.warm_start=none",
@@ -565,9 +565,9 @@ def test_with_an_adapter_only_the_adapter_is_sent(
         "--config.train.microbatch_tokens=2048",
         "--config.train.steps=2",
     )
-    runs.finish(runs.launch(environment, tmp_path / "synchronous", *changes))
+    runs.finish(launch_recipe(environment, tmp_path / "synchronous", *changes))
     whole_steps = jobs(store, groups_per_request=4)
-    trainer = runs.launch(environment, tmp_path / "jobs", *changes, whole_steps)
+    trainer = launch_recipe(environment, tmp_path / "jobs", *changes, whole_steps)
     shutil.copytree(model, tmp_path / "other")
     weights = tmp_path / "other" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
