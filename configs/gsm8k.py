@@ -6,14 +6,16 @@
     python -m jzero.main --config configs/gsm8k.py:qwen2.5-1.5b-ppo  # the same on another model
     python -m jzero.main --config configs/gsm8k.py:tiny,dapo         # a preset, another algorithm
     python -m jzero.main --config configs/gsm8k.py:smollm2-135m --config.model.path=DIR  # on a CPU
+    python -m jzero.main --config configs/gsm8k.py:qwen2.5-0.5b-cpu-lora                 # on a CPU
 
 Presets: tiny, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b; rho-1b-ppo, the PPO of oat's
 documentation, and the last four with -ppo, that PPO on another model. qwen3-8b-lora-int8,
 qwen3-4b-lora and qwen3-1.7b-lora train an adapter on one device; -int8 has the frozen model in 8
 bits. gemma-3-1b, gemma-3-1b-lora and gemma-3-270m are base models with the template r1, whose
-license has to be accepted on the hub. smollm2-135m is for a CPU, and DIR the export of
-configs/sft.py:smollm2-135m: the published model solves nearly no problem. tiny learns nothing: it
-shows that all parts fit.
+license has to be accepted on the hub. Three are for a CPU: qwen2.5-0.5b-cpu trains the instruct
+model, qwen2.5-0.5b-cpu-lora an adapter of it, and smollm2-135m, whose DIR is the export of
+configs/sft.py:smollm2-135m, because the published model solves nearly no problem. tiny learns
+nothing: it shows that all parts fit.
 
 Data and models come from the hub, or from --config.task.data=DIRECTORY (with train.jsonl and
 test.jsonl) and --config.model.path=DIRECTORY. tiny takes its tokenizer from the hub, or from
@@ -38,6 +40,7 @@ rho-1b-ppo. What differs:
 from jzero import algorithms
 from jzero.algorithms.presets import oat_ppo
 from jzero.config import (
+    ADAPTER_RANK,
     GEMMA3_HUB_IDS,
     QWEN3_ADAPTER_HUB_IDS,
     QWEN25_HUB_IDS,
@@ -65,8 +68,13 @@ PPO_HUB_IDS = {RHO_PPO: "lkevinzc/rho-1b-sft-GSM8K"} | {
     f"{name}-ppo": hub_id for name, hub_id in QWEN25_HUB_IDS.items()
 }
 SMOLLM2 = "smollm2-135m"
-HUB = QWEN25_HUB_IDS | PPO_HUB_IDS | QWEN3_ADAPTER_HUB_IDS | GEMMA3_HUB_IDS
-HUB |= {SMOLLM2: "HuggingFaceTB/SmolLM2-135M-Instruct"}
+# For two CPU cores.
+CPU_HUB_IDS = {
+    SMOLLM2: "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "qwen2.5-0.5b-cpu": "Qwen/Qwen2.5-0.5B-Instruct",
+    "qwen2.5-0.5b-cpu-lora": "Qwen/Qwen2.5-0.5B-Instruct",
+}
+HUB = QWEN25_HUB_IDS | PPO_HUB_IDS | QWEN3_ADAPTER_HUB_IDS | GEMMA3_HUB_IDS | CPU_HUB_IDS
 # Without a preset, an accelerator gets the first of these that its memory holds.
 LARGEST_FIRST = QWEN_LARGEST_FIRST
 
@@ -77,36 +85,46 @@ def get_config(preset: str = "") -> Config:
 
 
 def pretrained(preset: str) -> Config:
-    return smollm2() if preset == SMOLLM2 else qwen(preset)
+    return on_cpu(preset) if preset in CPU_HUB_IDS else qwen(preset)
 
 
-def smollm2() -> Config:
+def on_cpu(preset: str) -> Config:
     """8 problems x 8 answers a step, in full precision, for two CPU cores."""
-    return Config(
-        name=f"gsm8k-{SMOLLM2}",
-        model=ModelConfig(path=HUB[SMOLLM2], dtype="float32", remat="none"),
-        # Asked as in the examples of configs/sft.py:smollm2-135m, which have no instruction.
-        task=TaskConfig(name="gsm8k", template="chat", system_prompt="none"),
+    config = Config(
+        name=f"gsm8k-{preset}",
+        model=ModelConfig(path=HUB[preset], dtype="float32", remat="none"),
+        task=TaskConfig(name="gsm8k", template="qwen_math"),
         rollout=RolloutConfig(
             num_prompts=8,
             group_size=8,
             max_prompt_tokens=256,
-            max_new_tokens=192,
+            max_new_tokens=256,
             num_slots=64,
             page_size=16,
             decode_steps=16,
         ),
         algorithm=algorithms.dr_grpo(),
-        optimizer=OptimizerConfig(lr=1e-5),
+        optimizer=OptimizerConfig(lr=2e-6),
         train=TrainConfig(
             steps=100,
             # One group of 8 answers, or several of short ones.
-            microbatch_tokens=256 + 4 * 192,
+            microbatch_tokens=256 + 4 * 256,
             packs_per_row=4,
-            checkpoint_every=20,
+            checkpoint_every=5,  # a step takes minutes
         ),
         eval=EvalConfig(problems=1319, samples=0, every=50),
     )
+    if preset == SMOLLM2:
+        # Asked as in the examples of configs/sft.py:smollm2-135m, which have no instruction.
+        config.task.template, config.task.system_prompt = "chat", "none"
+        config.rollout.max_new_tokens = 192
+        config.train.microbatch_tokens = 256 + 4 * 192
+        config.optimizer.lr = 1e-5
+        config.train.checkpoint_every = 20
+    if has_adapter(preset):
+        config.model.adapter.rank = ADAPTER_RANK
+        config.optimizer.lr = 1e-4
+    return config
 
 
 def qwen(preset: str) -> Config:
