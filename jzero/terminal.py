@@ -496,8 +496,9 @@ def _send_lost_ctrl_c_again(lost: "sys.UnraisableHookArgs") -> None:
     if not issubclass(lost.exc_type, KeyboardInterrupt):
         sys.__unraisablehook__(lost)
         return
-    # The callback has ended by then.
-    timer = threading.Timer(0.05, signal.raise_signal, [signal.SIGINT])
+    # The callback has ended by then. A signal to another thread would not end a wait of this one.
+    main_thread = threading.main_thread().ident
+    timer = threading.Timer(0.05, signal.pthread_kill, [main_thread, signal.SIGINT])
     timer.daemon = True
     timer.start()
 
