@@ -5,6 +5,8 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -78,8 +80,17 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """Returns all nodes of the syntax tree of a file."""
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_nodes() -> Iterator[None]:
+    """The nodes of all modules take hundreds of megabytes."""
+    yield
+    nodes.cache_clear()
 
 
 MODULES = {module_name(path) for path in FILES}
@@ -88,7 +99,7 @@ MODULES = {module_name(path) for path in FILES}
 def imported_modules(path: Path) -> set[str]:
     """Returns the modules below jzero that a file imports, at its top or inside a function."""
     names = set()
-    for node in ast.walk(parse(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -104,21 +115,28 @@ def layer_name(name: str) -> str:
     return name.split(".")[0]
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_name)
-def test_imports_point_one_way(path) -> None:
+def test_imports_point_one_way() -> None:
+    assert not [line for path in FILES for line in wrong_imports(path)]
+
+
+def wrong_imports(path: Path) -> list[str]:
+    """Returns what is wrong with the imports of a module."""
     name = module_name(path)
     if not name:
         # For type checkers only: the names are imported when they are used.
-        assert imported_modules(path) == {"api", "opened"}, "jzero/__init__.py imports nothing"
-        return
+        is_right = imported_modules(path) == {"api", "opened"}
+        return [] if is_right else ["jzero/__init__.py imports nothing"]
     here = layer_name(name)
-    assert here in LAYER, f"give {name} a layer in {__file__}"
+    if here not in LAYER:
+        return [f"give {name} a layer in {__file__}"]
+    wrong = []
     for other in sorted(imported_modules(path)):
         there = layer_name(other)
-        if there == here:
-            continue
-        assert there in LAYER, f"{name} imports {other}, which has no layer in {__file__}"
-        assert LAYER[there] < LAYER[here], f"{name} must not import {other}"
+        if there not in LAYER:
+            wrong.append(f"{name} imports {other}, which has no layer in {__file__}")
+        elif there != here and LAYER[there] >= LAYER[here]:
+            wrong.append(f"{name} must not import {other}")
+    return wrong
 
 
 # The modules on the path of a training run whose functions or values hold the whole Config. All
@@ -185,7 +203,7 @@ def test_a_run_passes_its_config_through_few_modules() -> None:
     holders = {
         name
         for path in FILES
-        if (name := module_name(path)) in run and any(map(holds_config, ast.walk(parse(path))))
+        if (name := module_name(path)) in run and any(map(holds_config, nodes(path)))
     }
     print(*sorted(holders), sep="\n")
     assert holders == CONFIG_MODULES
@@ -231,9 +249,7 @@ ONE_CALLER = {
 def test_a_model_is_opened_in_one_place(name: str) -> None:
     package, expected = ONE_CALLER[name]
     callers = {
-        module_name(path)
-        for path in FILES
-        if any(calls(node, name) for node in ast.walk(parse(path)))
+        module_name(path) for path in FILES if any(calls(node, name) for node in nodes(path))
     }
     assert {caller for caller in callers if layer_name(caller) != package} == expected
 
@@ -259,7 +275,7 @@ def calls(node: ast.AST, name: str) -> bool:
 def test_open_types_are_few() -> None:
     uses = {
         module_name(path): sum(
-            isinstance(node, ast.Name) and node.id == "Any" for node in ast.walk(parse(path))
+            isinstance(node, ast.Name) and node.id == "Any" for node in nodes(path)
         )
         for path in FILES
     }
@@ -289,12 +305,23 @@ def forbidden(node: ast.AST) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_name)
-def test_nothing_runs_text_as_code(path) -> None:
-    if module_name(path) == RUNS_PROGRAMS:
-        return
-    for node in ast.walk(parse(path)):
-        assert forbidden(node) is None, f"{path}:{getattr(node, 'lineno', '?')} {forbidden(node)}"
+def test_nothing_runs_text_as_code() -> None:
+    assert not [
+        f"{place(path, node)}: {wrong}"
+        for path in files_without({RUNS_PROGRAMS})
+        for node in nodes(path)
+        if (wrong := forbidden(node))
+    ]
+
+
+def files_without(names: set[str]) -> list[Path]:
+    """Returns the modules except those with these names."""
+    return [path for path in FILES if module_name(path) not in names]
+
+
+def place(path: Path, node: ast.AST) -> str:
+    """Returns the file and the line of a node."""
+    return f"{path}:{getattr(node, 'lineno', '?')}"
 
 
 @pytest.mark.parametrize(
@@ -330,7 +357,7 @@ def calls_of(function: str) -> dict[str, int]:
     for path in FILES:
         names = [
             node.id if isinstance(node, ast.Name) else node.attr
-            for node in ast.walk(parse(path))
+            for node in nodes(path)
             if isinstance(node, ast.Name | ast.Attribute)
         ]
         uses[module_name(path)] = names.count(function)
@@ -348,7 +375,7 @@ def test_a_model_runs_in_one_way() -> None:
     callers = {
         module_name(path)
         for path in FILES
-        for node in ast.walk(parse(path))
+        for node in nodes(path)
         if isinstance(node, ast.Attribute) and node.attr == "forward"
         if isinstance(node.value, ast.Name) and node.value.id == "qwen"
     }
@@ -436,11 +463,6 @@ PRINTING = {
 }
 
 
-def files_without(names: set[str]) -> list[Path]:
-    """Returns the modules except those with these names."""
-    return [path for path in FILES if module_name(path) not in names]
-
-
 def prints(node: ast.AST) -> bool:
     """Returns whether a node of a syntax tree writes text to a terminal without escapes."""
     match node:
@@ -453,10 +475,13 @@ def prints(node: ast.AST) -> bool:
     return False
 
 
-@pytest.mark.parametrize("path", files_without(PRINTING), ids=module_name)
-def test_text_for_a_terminal_goes_through_one_function(path: Path) -> None:
-    for node in ast.walk(parse(path)):
-        assert not prints(node), f"{path}:{getattr(node, 'lineno', '?')}: use terminal.write"
+def test_text_for_a_terminal_goes_through_one_function() -> None:
+    assert not [
+        f"{place(path, node)}: use terminal.write"
+        for path in files_without(PRINTING)
+        for node in nodes(path)
+        if prints(node)
+    ]
 
 
 # Modules that read only files of this machine or of jzero itself with functions of the library.
@@ -477,13 +502,22 @@ OWN_FILES = {
 }
 
 
-@pytest.mark.parametrize("path", files_without(OWN_FILES), ids=module_name)
-def test_foreign_files_are_opened_in_one_place(path: Path) -> None:
+def reads_whole_file(node: ast.AST) -> bool:
+    """Returns whether a node of a syntax tree reads a file without a bound."""
+    match node:
+        case ast.Call(func=ast.Attribute(attr="read_text" | "read_bytes"), args=[]):
+            return True
+    return False
+
+
+def test_foreign_files_are_opened_in_one_place() -> None:
     """`jzero.files` refuses pipes and devices, and bounds the size before it reads."""
-    for node in ast.walk(parse(path)):
-        match node:
-            case ast.Call(func=ast.Attribute(attr="read_text" | "read_bytes"), args=[]):
-                raise AssertionError(f"{path}:{node.lineno}: use jzero.files.read_text")
+    assert not [
+        f"{place(path, node)}: use jzero.files.read_text"
+        for path in files_without(OWN_FILES)
+        for node in nodes(path)
+        if reads_whole_file(node)
+    ]
 
 
 def test_no_mark_says_how_long_a_test_takes() -> None:
