@@ -9,7 +9,9 @@ hears when their turns end. The sources are
 - `Batch`: given groups, for a model in a script and for a chat;
 - `rollout.sampler.GradedBatch`: the groups of a step, an evaluation or a job's request, graded
   while others decode; `rollout.async_stream` adds groups by their staleness;
-- `serving.worker` and `tinker.sampling`: requests that arrive from other threads.
+- `inbox.Inbox`: requests that arrive from other threads, of `serving.worker` and
+  `tinker.sampling`;
+- `lockstep.Lockstep`: any of them, on a decoder of several hosts.
 
 A training step, an evaluation and a version of asynchronous RL are short phases, because weights
 and KV leave the devices before an update. A server is one long phase.
@@ -17,7 +19,6 @@ and KV leave the devices before an update. A server is one long phase.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import jax
 import numpy as np
@@ -50,10 +51,16 @@ class Source:
     A subclass overrides what it needs: this class admits nothing.
     """
 
-    has_replies: ClassVar[bool] = False  # whether turns get replies (see `replies`)
+    has_replies: bool = False  # whether turns get replies (see `replies`)
 
     def begin(self, run: Scheduler) -> None:
         """Is called once, before anything is admitted."""
+
+    def receive(self) -> None:
+        """Takes what has arrived at this host. Called before `admit`.
+
+        On several hosts `admit` follows once they have agreed (see `lockstep`).
+        """
 
     def admit(self, run: Scheduler) -> Groups | None:
         """Returns further groups to decode. None ends the run, and leaves what is unfinished.
@@ -114,6 +121,11 @@ class Decoder:
         scheduler = Scheduler(
             self.engine, phase.params, self.text_of, phase.samples, source.past_responses
         )
+
+        def admit_more() -> Groups | None:
+            source.receive()
+            return source.admit(scheduler)
+
         try:
             source.begin(scheduler)
             for sequence in scheduler.run(
@@ -123,7 +135,7 @@ class Decoder:
                 make_seed(self.engine, phase.key),
                 version=phase.version,
                 poll_replies=source.replies if source.has_replies else None,
-                admit_more=lambda: source.admit(scheduler),
+                admit_more=admit_more,
                 drain=source.drains,
             ):
                 source.turn_ended(scheduler, sequence)

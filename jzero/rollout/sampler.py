@@ -24,6 +24,7 @@ from jaxtyping import Int32
 from jzero import config, terminal
 from jzero.decoder.driver import Batch, Decoder, Phase
 from jzero.decoder.engine import ROLLOUTS, Engine, Samples
+from jzero.decoder.lockstep import Lockstep, gather_over
 from jzero.decoder.references import History
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.sequence import DecodeCounters, Groups, Reply, Sequence, make_groups
@@ -39,7 +40,7 @@ from jzero.model.base_model import BaseModel
 from jzero.problems.prompts import COLUMN
 from jzero.rewards import rewards
 from jzero.rewards.trl_rewards import TrainerState
-from jzero.rollout.turns import SharedTurns, TurnGrader, least_tokens, longest_token
+from jzero.rollout.turns import TurnGrader, least_tokens, longest_token
 from jzero.sharding.mesh import hosts_of
 from jzero.tasks import mixed
 from jzero.types import Grade, JsonValue, Problem, Prompt, Rollout, grade_of
@@ -219,10 +220,14 @@ class Sampler:
         total = None
         if not has_turns and batch.is_whole:
             total = sum(map(len, batch.groups))
+        lockstep = None
+        if self.exchange is not None:
+            assert batch.own_prompts is not None and batch.is_whole
+            lockstep = Lockstep(batch, gather_over(self.exchange))
         try:
             with terminal.phase("sample", total, unit="turns" if has_turns else "") as shown:
                 batch.shown = shown
-                counters = self.decoder.run(phase, batch)
+                counters = self.decoder.run(phase, lockstep or batch)
         except interrupt.Interrupted as reason:
             # The other hosts decode their shares to the end and then wait in `gather_rollouts`:
             # join them there.
@@ -230,7 +235,8 @@ class Sampler:
             raise
         if self.exchange is not None and jax.process_index() != self.exchange.hosts[0]:
             counters = DecodeCounters()  # counted by the first host
-        return replace(counters, grading_seconds=batch.grader.seconds_waited)
+        waiting = lockstep or batch.grader
+        return replace(counters, grading_seconds=waiting.seconds_waited)
 
     def gather_rollouts(
         self,
@@ -362,8 +368,8 @@ class GradedBatch(Batch):
             problem_of: returns the problem of a `Sequence.prompt_id`.
             check_stop: called after every turn and before every look for replies; may raise
                 Interrupted.
-            own_prompts: the prompts whose turns this host grades. A decoder of several hosts
-                requires them, and no further groups.
+            own_prompts: the prompts whose turns this host grades; None: all. A decoder of several
+                hosts requires them, and no further groups.
             in_grading: further sequences, whose last turn ended earlier and has no grade yet.
         """
         super().__init__(groups)
@@ -373,12 +379,12 @@ class GradedBatch(Batch):
         self.own_prompts = own_prompts
         self.in_grading = in_grading
         self.shown = terminal.Phase("sample")
-        self.grader: TurnGrader | SharedTurns  # of the run
+        self.grader: TurnGrader  # of the run
 
     def begin(self, run: Scheduler) -> None:
         """See `Source.begin`."""
-        sampler, exchange = self.sampler, self.sampler.exchange
-        grader = self.grader = TurnGrader(
+        sampler = self.sampler
+        self.grader = TurnGrader(
             pool=sampler.pool,
             task=sampler.task,
             settings=run.settings,
@@ -386,24 +392,20 @@ class GradedBatch(Batch):
             tokenizer=sampler.tokenizer,
             problem_of=self.problem_of,
         )
-        if exchange is not None:
-            assert self.own_prompts is not None and self.is_whole
-            self.grader = SharedTurns(grader, exchange, self.own_prompts, self.check_stop)
-            # Its hosts stop together, when they poll.
-            self.check_stop = interrupt.never_stop
         for sequence in self.in_grading:
             self.grader.submit(sequence)
 
     def turn_ended(self, run: Scheduler, sequence: Sequence) -> None:
-        """Submits a turn for grading."""
+        """Submits a turn for grading, on the host that grades it."""
         self.sampler.history.add(self._key_of(sequence), sequence)
-        self.grader.submit(sequence)
+        if self.own_prompts is None or sequence.prompt_id in self.own_prompts:
+            self.grader.submit(sequence)
         self.shown.advance()
         self.shown.tokens = run.counters.decoded_tokens
         self.check_stop()
 
     def replies(self, wait: bool) -> list[Reply]:
-        """Returns the replies that have arrived."""
+        """Returns the replies that have arrived at this host."""
         # At the end of a run, the scheduler may wait for many replies and decode nothing.
         self.check_stop()
         return self.grader.poll_replies(wait)

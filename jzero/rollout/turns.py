@@ -23,7 +23,6 @@ from jzero.decoder.sequence import Reply, Sequence
 from jzero.environments import asyncio_environments, environment
 from jzero.environments.tools import classes
 from jzero.errors import reason_of
-from jzero.hosts import collectives, interrupt
 from jzero.model import tokenizer
 from jzero.rewards import rewards, user_functions
 from jzero.tasks import find_task, mixed
@@ -194,54 +193,6 @@ class TurnGrader:
         if tokens[0] in self.stop_ids and sequence.tokens.ids[-1] == tokens[0]:
             del tokens[0]
         return tokens if len(tokens) < room else None
-
-
-@dataclass
-class SharedTurns:
-    """The turns of a decoder of several hosts: each host grades its share, and all get the replies.
-
-    All of these hosts run the same scheduler over the same sequences, and have to take the same
-    decisions. So they agree on the replies that have arrived, and on whether to stop, whenever the
-    scheduler polls.
-    """
-
-    grader: TurnGrader
-    exchange: collectives.Exchange
-    own_prompts: range  # the Sequence.prompt_id of the turns that this host grades
-    check_stop: interrupt.StopCheck
-    seconds_waited: float = 0.0  # as TurnGrader.seconds_waited
-    in_grading: dict[tuple[int, int], Sequence] = field(default_factory=dict)  # of all hosts
-
-    def submit(self, sequence: Sequence) -> None:
-        """Submits the turn that just ended, on the host that grades it."""
-        self.in_grading[sequence.prompt_id, sequence.sample_index] = sequence
-        if sequence.prompt_id in self.own_prompts:
-            self.grader.submit(sequence)
-
-    def poll_replies(self, wait: bool) -> list[Reply]:
-        """Returns the replies that have arrived at any host (see `Scheduler.run`).
-
-        All of the hosts raise Interrupted if `check_stop` does on any of them.
-        """
-        start = time.perf_counter()
-        reason = ""
-        try:
-            self.check_stop()
-        except interrupt.Interrupted as error:
-            reason = str(error)
-        replies_here: list[tuple[int, int, list[int] | None]] = [
-            (sequence.prompt_id, sequence.sample_index, tokens)
-            for sequence, tokens in self.grader.poll_replies(wait and not reason)
-        ]
-        replies: list[Reply] = []
-        for reason_there, replies_there in self.exchange.gather((reason, replies_here)):
-            if reason_there:
-                raise interrupt.Interrupted(reason_there)
-            for prompt_id, sample_index, tokens in replies_there:
-                replies.append((self.in_grading.pop((prompt_id, sample_index)), tokens))
-        if wait:
-            self.seconds_waited += time.perf_counter() - start
-        return replies
 
 
 def least_tokens(reply: Prompt, longest: int) -> int:

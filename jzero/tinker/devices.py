@@ -7,16 +7,16 @@ the call with its arguments, and the other processes, which only `follow`, do th
     devices.optim_step(model_id, settings)     # process 0: published, then computed
     devices.follow()                           # the others: until process 0 ends
 
-Between two decode calls process 0 publishes a tick, at which all hosts have taken the same requests
-and run the same jobs; the scheduler then decides alike on all of them. What only process 0 can know
-is published, too: its clock, and files of checkpoints. Results are on all hosts, and process 0
-answers. An error of a client is raised on all hosts; any other error ends them all, because their
-states may differ. Every call carries numbers of the state before it, which have to be the same.
+Between two decode calls process 0 publishes a tick with its clock (`decoder.lockstep`). By then all
+hosts have taken the same requests and have run the same jobs, so the scheduler decides alike on all
+of them. What only process 0 can know is published, too, such as files of checkpoints. Results are
+on all hosts, and process 0 answers. An error of a client is raised on all hosts; any other error
+ends them all, because their states may differ. Every call carries numbers of the state before it,
+which have to be the same.
 """
 
 import contextlib
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields
@@ -25,8 +25,9 @@ from typing import NoReturn, cast
 import jax
 
 from jzero import terminal
+from jzero.decoder.lockstep import News
 from jzero.errors import UserError
-from jzero.hosts import peers
+from jzero.hosts import interrupt, peers
 from jzero.hosts.broadcast import Message, Receiver, Sender, StreamEndedError
 from jzero.tinker.datums import Datum, FwdBwd
 from jzero.tinker.prompt_targets import PromptTargets
@@ -52,10 +53,9 @@ class Devices:
         self.tenants = tenants
         self.sampling = sampling
         self.stream = stream
-        self.last_tick = 0.0  # the clock of process 0
         sampling.snapshots.share = self.share
         if stream is not None:
-            sampling.clock = self.read_last_tick
+            sampling.gather = self.gather
 
     # -- calls, of the worker of process 0 ---------------------------------------------------------
 
@@ -122,14 +122,8 @@ class Devices:
     def sample(self, between_calls: Callable[[], None]) -> None:
         """See `Sampling.sample`."""
         self.publish("sample")
-
-        def tick() -> None:
-            between_calls()
-            self.last_tick = time.monotonic()
-            self.publish("tick", clock=self.last_tick)
-
         with self.in_lockstep():
-            self.sampling.sample(tick)
+            self.sampling.sample(between_calls)
 
     def end(self) -> None:
         """Ends the other processes in order. The last call."""
@@ -169,23 +163,26 @@ class Devices:
                 case "queue":
                     self.queue(request_of(given))
                 case "sample":
-                    self.sampling.sample(self.follow_to_tick)
+                    self.sampling.sample(interrupt.never_stop)
                 case "end":
                     raise Ended
                 case _:
                     raise AssertionError(f"process 0 has sent {do=} here")
 
-    def follow_to_tick(self) -> None:
-        """Does what process 0 does between two decode calls."""
+    def follow_to_tick(self) -> News:
+        """Does what process 0 does between two decode calls, and returns its news."""
         while (message := self.receive())["do"] != "tick":
             self.apply(message)
-        self.last_tick = message["clock"]
+        return News(*message["news"])
 
     # -- both --------------------------------------------------------------------------------------
 
-    def read_last_tick(self) -> float:
-        """Returns a clock that is the same on all hosts."""
-        return self.last_tick
+    def gather(self, news: News) -> list[News]:
+        """See `lockstep.Gather`. Only process 0 has news."""
+        if isinstance(self.stream, Receiver):
+            return [self.follow_to_tick()]
+        self.publish("tick", news=[*news])
+        return [news]
 
     def publish(self, do: str, **arguments: object) -> None:
         """Sends a call to the other processes, if this is process 0 of several."""

@@ -22,6 +22,7 @@ from jzero.decoder import inbox
 from jzero.decoder.adapter_bank import BASE_MODEL, AdapterBank, HeldAdapter, can_hold
 from jzero.decoder.driver import Decoder, Phase
 from jzero.decoder.inbox import REQUESTS, Inbox
+from jzero.decoder.lockstep import Gather, Lockstep
 from jzero.decoder.sampling import Filters
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.score_program import MAX_ALTERNATIVES
@@ -403,6 +404,7 @@ class Sampling(Inbox[Live]):
         self.key = key
         self.num_prompts = 0  # numbers the groups that share pages
         self.prefills = 0
+        self.gather: Gather | None = None  # among several hosts, which sample alike
         # Of the current run: see `sample`, the key of its weights, and when it began.
         self.between_calls: Callable[[], None] = interrupt.never_stop
         self.weights_key = BASE
@@ -444,13 +446,18 @@ class Sampling(Inbox[Live]):
     def sample(self, between_calls: Callable[[], None]) -> None:
         """Decodes the requests that the first waiting one can be with, and those that join them.
 
-        between_calls: is called before every device call, on all hosts alike; it may add waiting
-            requests and snapshots.
+        between_calls: is called before every device call, and may add waiting requests and
+            snapshots. Of several hosts the first one has it, and `gather` does the same on others.
         """
+        self.between_calls = between_calls
+        source = self
+        if self.gather is not None:
+            source = Lockstep(self, self.gather)
+            self.clock = source.read_clock
         # RL recipes send num_samples=1 with the same prompt once for each member of a group.
         # Waiting turns these calls into one prefill.
         time.sleep(COALESCE_SECONDS)
-        between_calls()
+        source.receive()
         if not self.waiting:
             return
         key = self.weights_of(self.waiting[0])
@@ -459,10 +466,10 @@ class Sampling(Inbox[Live]):
         except UserError as error:
             self.fail_waiting(key, error)
             return
-        self.between_calls, self.weights_key, self.started = between_calls, key, self.clock()
+        self.weights_key, self.started = key, self.clock()
         self.scheduler = None
         try:
-            self.decoder.run(Phase(params, self.key, samples=REQUESTS), self)
+            self.decoder.run(Phase(params, self.key, samples=REQUESTS), source)
             # Scoring may outlast the last sequence; the scheduler ends once both are done.
             self.take_scored()
         except Exception as error:
@@ -475,9 +482,12 @@ class Sampling(Inbox[Live]):
             if self.scheduler is not None:
                 self.prefills += self.scheduler.counters.prefills
 
+    def receive(self) -> None:
+        """See `Source.receive`."""
+        self.between_calls()
+
     def admit(self, run: Scheduler) -> Groups:
         """Returns the groups of requests that join the others. See `Source.admit`."""
-        self.between_calls()
         self.take_scored()
         key = self.weights_key
         others_wait = any(self.weights_of(live) != key for live in self.waiting)

@@ -10,6 +10,7 @@ import pytest
 from tinker_client import CONTEXT, LIMITS
 
 from benchmarks.tinker.scripted_loop import datum, tensor
+from jzero.decoder.lockstep import News
 from jzero.errors import UserError
 from jzero.hosts.broadcast import SIZES, Message, Receiver, Sender, from_bytes, to_bytes
 from jzero.tinker import datums, devices
@@ -98,13 +99,13 @@ def test_a_checkpoint_arrives_whole(moments: dict | None) -> None:
 def ends(service: Service) -> Iterator[tuple[Devices, Devices]]:
     """The same state, as process 0 and as another process see it."""
     sampling = service.sampling
-    clock, share = sampling.clock, sampling.snapshots.share
+    gather, share = sampling.gather, sampling.snapshots.share
     near, far = socket.socketpair()
     with near, far:
         yield tuple(
             Devices(service.tenants, sampling, stream) for stream in (Sender([near]), Receiver(far))
         )
-    sampling.clock, sampling.snapshots.share = clock, share
+    sampling.gather, sampling.snapshots.share = gather, share
 
 
 def test_results_of_process_0_and_its_errors_are_shared(ends) -> None:
@@ -126,10 +127,9 @@ def test_results_of_process_0_and_its_errors_are_shared(ends) -> None:
 
 def test_a_host_in_another_state_stops_at_the_next_call(ends) -> None:
     first, second = ends
-    first.publish("tick", clock=1.0)
-    second.follow_to_tick()
-    assert second.sampling.clock() == 1.0
-    first.publish("tick", clock=2.0)
+    news = News(clock=1.0, stop="", replies=[])
+    assert first.gather(news) == second.gather(news._replace(clock=2.0)) == [news]
+    first.gather(news)
     second.sampling.num_prompts += 1
     with pytest.raises(AssertionError, match="out of step"):
         second.follow_to_tick()
