@@ -2,12 +2,18 @@
 
 An `Inbox` is the source (`decoder.driver`) of a server: the one with OpenAI's API and the one with
 Tinker's. It has the requests that wait, the sequences that are decoded and those that are scored,
-shares the slots among the owners of the requests, and lets equal prompts share one prefill. The
-subclass knows how requests arrive, and a `Request` knows how its client is answered.
+shares room and slots among the owners of the requests, and lets equal prompts share one prefill. A
+`Request` knows how its client is answered.
 
-Everything here runs in the decoding thread.
+    inbox.reserve(count, owner)      # any thread: whether there is room for further samples
+    inbox.post(call)                 # any thread: runs `call` in the decoding thread
+    request.cancel()                 # any thread: what has not begun never does
+
+Everything else runs in the decoding thread.
 """
 
+import queue
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
@@ -30,6 +36,19 @@ class Request(ABC):
 
     owner: str = ""  # whose request it is: owners share the slots
     has_begun: bool = False
+    is_cancelled: bool = False
+    sequences: list[Sequence]  # all that have begun; there may be others
+
+    def cancel(self) -> None:
+        """Ends the request early. Any thread may call this.
+
+        Samples that wait are dropped (`Inbox.drop_cancelled`), and those that are decoded end with
+        the next call. Finished ones are not affected.
+        """
+        self.is_cancelled = True
+        # The scheduler ends a sequence that has reached its limit.
+        for sequence in self.sequences:
+            sequence.length_limit = 0
 
     @property
     @abstractmethod
@@ -61,6 +80,14 @@ class Request(ABC):
         """Takes scores for which the request has asked."""
 
     @abstractmethod
+    def dropped(self) -> None:
+        """Is called if samples that wait are dropped, because the request was cancelled."""
+
+    @abstractmethod
+    def scoring_dropped(self, scoring: Scoring) -> None:
+        """Takes scores for which a cancelled request has asked, and which will not be computed."""
+
+    @abstractmethod
     def fail(self, error: BaseException) -> None:
         """Answers the request with an error."""
 
@@ -71,7 +98,12 @@ Item = TypeVar("Item", bound=Request)
 class Inbox(Source, Generic[Item]):
     """The requests that wait, and the sequences of those that have begun."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, most_reserved: int) -> None:
+        """most_reserved: the most samples of one owner that are neither finished nor dropped."""
+        self.most_reserved = most_reserved
+        self.lock = threading.Lock()  # guards `reserved`
+        self.reserved: Counter[str] = Counter()  # by owner
+        self.posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.engine = engine
         self.num_slots = engine.max_concurrent_decodes
         self.waiting: deque[Item] = deque()  # those with samples that have not begun
@@ -83,6 +115,59 @@ class Inbox(Source, Generic[Item]):
         self.last_seen: dict[str, float] = {}  # by owner: when a request waited, by `clock`
         self.clock: Callable[[], float] = time.monotonic  # of several hosts, the same on all
         self.scheduler: Scheduler | None = None  # of the latest run
+
+    # -- any thread --------------------------------------------------------------------------------
+
+    def reserve(self, count: int, owner: str = "") -> bool:
+        """Reserves room for samples of a request to come. Returns whether there was room."""
+        with self.lock:
+            if self.reserved[owner] + count > self.most_reserved:
+                return False
+            self.reserved[owner] += count
+            return True
+
+    def release(self, count: int, owner: str = "") -> None:
+        """Releases reserved room."""
+        with self.lock:
+            self.reserved[owner] -= count
+            if not self.reserved[owner]:
+                del self.reserved[owner]
+
+    @property
+    def num_reserved(self) -> int:
+        """The reserved samples of all owners."""
+        with self.lock:
+            return self.reserved.total()
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Runs a call in the decoding thread, before the next call of the device."""
+        self.posted.put(call)
+
+    # -- the decoding thread -----------------------------------------------------------------------
+
+    def run_posted(self, must_wait: bool) -> None:
+        """Runs what was posted. If `must_wait`, blocks until something is."""
+        while must_wait or not self.posted.empty():
+            self.posted.get()()
+            must_wait = False
+
+    def drop_cancelled(self) -> None:
+        """Drops what has not begun of cancelled requests, both samples and scores."""
+        waiting, self.waiting = self.waiting, deque()
+        for item in waiting:
+            if item.is_cancelled:
+                item.dropped()
+            else:
+                self.waiting.append(item)
+        unwanted = [scoring for scoring, item in self.scoring.items() if item.is_cancelled]
+        if unwanted:
+            for scoring in self.run.scorer.drop(unwanted):
+                self.scoring.pop(scoring).scoring_dropped(scoring)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is no request."""
+        return not (self.live or self.scoring or self.waiting)
 
     @property
     def run(self) -> Scheduler:
@@ -106,6 +191,7 @@ class Inbox(Source, Generic[Item]):
         The owner with the fewest live samples is next, and her requests begin in their order. See
         `room_of`.
         """
+        self.note_owners()
         groups: dict[Hashable, list[Sequence]] = {}
         num_live = Counter(item.owner for item in self.live.values())
         queues: dict[str, deque[Item]] = {}

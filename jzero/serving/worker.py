@@ -1,11 +1,9 @@
 """The decoding thread: decodes the sequences of all requests together, in one endless run."""
 
-import queue
 import signal
-import threading
 import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -62,6 +60,7 @@ class Submission:
     is_streamed: bool  # report after every call, not only at the end
     options: ReplyOptions | None = None  # None: no scoring
     is_cancelled: bool = False  # the client has disconnected
+    choices: list["Choices"] = field(default_factory=list)  # once it is submitted
     # By sample_index: tokens reported to the listener.
     num_reported: dict[int, int] = field(default_factory=dict)
     # By sample_index: the complete scorings of its tokens, in their order. The reported tokens have
@@ -74,14 +73,10 @@ class Submission:
         return self.options is None or self.options.samples
 
     def cancel(self) -> None:
-        """Cancels the sequences: waiting ones are dropped, running ones end with the next call.
-
-        Any thread may call this. Finished sequences are not affected.
-        """
+        """Cancels the requests of the submission. Any thread may call this."""
         self.is_cancelled = True
-        # The scheduler ends a sequence that has reached its limit.
-        for sequence in self.sequences:
-            sequence.length_limit = 0
+        for choices in self.choices:
+            choices.cancel()
 
     def report(self, sequence: Sequence) -> None:
         """Reports the progress of a sequence, if there is any since the last report."""
@@ -111,6 +106,7 @@ class Choices(Request):
         self.worker = worker
         self.submission = submission
         self.sequences = sequences
+        self.is_cancelled = submission.is_cancelled
         self.num_begun = 0
         self.scored: dict[Scoring, Sequence] = {}  # what the scorer has
 
@@ -118,11 +114,6 @@ class Choices(Request):
     def num_waiting(self) -> int:
         """See `Request.num_waiting`."""
         return len(self.sequences) - self.num_begun if self.submission.samples else 0
-
-    @property
-    def num_unfinished(self) -> int:
-        """The sequences that have a reservation, if none has begun."""
-        return len(self.sequences) - self.num_begun
 
     @property
     def prefill(self) -> Hashable:
@@ -154,6 +145,10 @@ class Choices(Request):
         sequence = self.scored.pop(scoring)
         self.submission.scored[sequence.sample_index].append(scoring)
         self.score_or_report(sequence)
+
+    def dropped(self) -> None:
+        """Releases the sequences that have not begun."""
+        self.worker.release(len(self.sequences) - self.num_begun)
 
     def scoring_dropped(self, scoring: Scoring) -> None:
         """Forgets a sequence that the scorer has dropped."""
@@ -200,39 +195,21 @@ class DecodingWorker(Inbox[Choices]):
         self, engine: Engine, text_tokenizer: PreTrainedTokenizerFast, max_waiting: int
     ) -> None:
         """`max_waiting` is the maximum number of sequences that wait for a slot."""
-        super().__init__(engine)
+        # Reservations cover sequences in slots and waiting ones.
+        super().__init__(engine, engine.max_concurrent_decodes + max_waiting)
         self.tokenizer = text_tokenizer
-        self.inbox: queue.SimpleQueue[Submission] = queue.SimpleQueue()
         self.step_clock = StepClock()
         self.last_admission = (0.0, 0)  # monotonic time, and `DecodeCounters.slot_steps` by then
         self.has_ended = False  # the thread has ended: no sequence will be decoded any more
 
-        # Reservations cover sequences in slots and waiting ones.
-        self.most_reserved = self.num_slots + max_waiting
-        self.num_reserved = 0  # reserved sequences that are neither finished nor dropped
-        self.lock = threading.Lock()  # guards num_reserved
-
     # -- any thread --------------------------------------------------------------------------------
-
-    def reserve(self, count: int) -> bool:
-        """Reserves room for sequences that will be submitted. Returns whether there was room.
-
-        `submit` takes over the reservation of its sequences; `release` returns any other.
-        """
-        with self.lock:
-            if self.num_reserved + count > self.most_reserved:
-                return False
-            self.num_reserved += count
-            return True
-
-    def release(self, count: int) -> None:
-        """Releases reserved room."""
-        with self.lock:
-            self.num_reserved -= count
 
     def submit(self, submission: Submission) -> None:
         """Queues sequences that have a reservation. The decoding thread takes them."""
-        self.inbox.put(submission)
+        # The choices of a prompt are adjacent, because they were submitted together.
+        for _, choices in groupby(submission.sequences, lambda sequence: sequence.prompt_id):
+            submission.choices.append(Choices(self, submission, list(choices)))
+        self.post(lambda: self.waiting.extend(submission.choices))
 
     @property
     def counters(self) -> DecodeCounters:
@@ -268,7 +245,8 @@ class DecodingWorker(Inbox[Choices]):
                 choices.score_or_report(sequence)
 
         while True:
-            self.take_submissions()
+            self.run_posted(must_wait=self.is_idle)
+            self.drop_cancelled()
             groups = self.admit_waiting()
             # All may be empty after a scoring request for a prompt of one token, which has no
             # score.
@@ -291,31 +269,3 @@ class DecodingWorker(Inbox[Choices]):
             num_steps = self.step_clock.steps_within(STREAM_SECONDS, num_steps)
         self.engine.call_steps = num_steps
         self.last_admission = time.monotonic(), self.counters.slot_steps
-
-    def take_submissions(self) -> None:
-        """Moves submissions to the waiting sequences. Blocks while there is no work at all."""
-        self.drop_cancelled()
-        while not self.inbox.empty() or not (self.live or self.scoring or self.waiting):
-            self.waiting.extend(self.choices_of(self.inbox.get()))
-            self.drop_cancelled()
-
-    def choices_of(self, submission: Submission) -> Iterator[Choices]:
-        """Returns the requests of a submission: one for each prompt."""
-        # The choices of a prompt are adjacent, because they were submitted together.
-        for _, choices in groupby(submission.sequences, lambda sequence: sequence.prompt_id):
-            yield Choices(self, submission, list(choices))
-
-    def drop_cancelled(self) -> None:
-        """Drops the waiting sequences of disconnected clients, both to sample and to score."""
-        remaining: deque[Choices] = deque()
-        for choices in self.waiting:
-            if choices.submission.is_cancelled:
-                self.release(choices.num_unfinished)
-            else:
-                remaining.append(choices)
-        self.waiting = remaining
-        unwanted = [one for one, choices in self.scoring.items() if choices.submission.is_cancelled]
-        if not unwanted:
-            return
-        for scoring in self.run.scorer.drop(unwanted):
-            self.scoring.pop(scoring).scoring_dropped(scoring)

@@ -7,6 +7,7 @@ one owner for one snapshot. Adapters of experts cannot be in a bank; models with
 requests for one snapshot after the other.
 """
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
@@ -39,6 +40,7 @@ from jzero.tinker.tenants import Shape, check_finite
 BASE = "base"  # key of the model without an adapter
 COALESCE_SECONDS = 0.01  # clients send equal prompts one by one: a group shares one prefill
 SWITCH_SECONDS = 1.0  # of decoding one snapshot, if others wait and there is no bank
+SESSION_ENDED = "the session has ended"
 GONE = "the weights of this sampling client are gone: make a new client"
 # The API's value of an empty cell, with token 0.
 NO_LOGPROB = -99999.0  # of an empty cell
@@ -256,7 +258,7 @@ class Live(inbox.Request):
         self.prompt_scoring: Scoring | None = None
         self.sampled_scorings: list[Scoring] = []
         self.num_to_score = 0
-        self.is_cancelled = False  # no more samples begin
+        self.lacks_scores = False  # some were dropped
         self.is_suspect = False  # it was live when a call failed
 
     @property
@@ -368,11 +370,27 @@ class Live(inbox.Request):
         self.num_to_score -= 1
         self.answer_if_done()
 
+    def dropped(self) -> None:
+        """Answers with the samples that have begun, once they have ended."""
+        if self.has_begun:
+            self.answer_if_done()
+        else:
+            self.fail(UserError(SESSION_ENDED))
+
+    def scoring_dropped(self, scoring: Scoring) -> None:
+        """Counts a sequence that will not be scored."""
+        self.lacks_scores = True
+        self.scoring_ended(scoring)
+
     def answer_if_done(self) -> None:
         """Answers the request once everything it asks for is computed."""
-        if self.num_finished == self.num_expected and not self.num_to_score:
-            self.release()
-            self.request.done(response_of(self))
+        if self.num_finished < self.num_expected or self.num_to_score:
+            return
+        if self.lacks_scores:
+            self.fail(UserError(SESSION_ENDED))
+            return
+        self.release()
+        self.request.done(response_of(self))
 
     def release(self) -> None:
         """Gives the adapter back, if the request has one."""
@@ -398,7 +416,7 @@ class Sampling(Inbox[Live]):
 
     def __init__(self, decoder: Decoder, snapshots: Snapshots, key: tuple[int, int]) -> None:
         """key: of the noise (see `Phase`)."""
-        super().__init__(decoder.engine)
+        super().__init__(decoder.engine, sys.maxsize)  # the service limits the owners
         self.decoder = decoder
         self.snapshots = snapshots
         self.key = key
@@ -495,7 +513,6 @@ class Sampling(Inbox[Live]):
             # Admits nothing more: the run ends with its live sequences, and the next run takes the
             # snapshot of the first waiting request.
             return []
-        self.note_owners()
         groups = self.admit_waiting(self.chosen(key))
         if self.snapshots.bank is not None:
             # The bank may have other adapters now.
@@ -542,19 +559,10 @@ class Sampling(Inbox[Live]):
 
     def cancel(self, session: str) -> None:
         """Drops the requests of a session: waiting ones at once, live ones at their next token."""
-        ended = [live for live in self.waiting if live.request.owner_session == session]
-        self.waiting = deque(live for live in self.waiting if live.request.owner_session != session)
-        for live in ended:
-            live.is_cancelled = True
-            if live.has_begun:
-                live.answer_if_done()
-            else:
-                live.fail(UserError("the session has ended"))
-        for sequence, live in self.live.items():
+        for live in (*self.waiting, *self.live.values(), *self.scoring.values()):
             if live.request.owner_session == session:
-                live.is_cancelled = True
-                # The scheduler ends a sequence that has reached its limit.
-                sequence.length_limit = 0
+                live.cancel()
+        self.drop_cancelled()
 
 
 # -- answers ---------------------------------------------------------------------------------------

@@ -95,8 +95,8 @@ class Service:
         self.snapshots: Recent[None] = Recent()  # by the id of their sampling session
         self.samplers: Recent[Session] = Recent()  # the sessions of sampling sessions, by their id
         self.links: Recent[Link] = Recent()  # by secret
-        # Samples that are not done, requests that are answered, and bytes that arrive or wait.
-        self.waiting = Counts("samples wait", "max_waiting_sequences", self.shares)
+        self.sampling.most_reserved = limits.max_waiting_sequences
+        # Requests that are answered, and bytes that arrive or wait.
         self.requests = Counts("requests are answered", "max_requests", self.shares)
         self.held = Counts("bytes of bodies and commands wait", "max_held_bytes", self.shares)
         self.num_samples = itertools.count()
@@ -105,6 +105,7 @@ class Service:
     def divide(self, num_owners: int) -> None:
         """Gives each of the owners an equal share of every limit."""
         self.shares.num_owners = num_owners
+        self.sampling.most_reserved = self.shares.of("max_waiting_sequences")
         self.sessions.most_of_owner = self.shares.of("max_sessions")
         self.futures.most = self.shares.of("max_futures")
         self.futures.most_bytes = self.shares.of("max_result_bytes")
@@ -674,7 +675,19 @@ class Service:
             raise UserError(
                 f"num_samples={body.num_samples}: at most {self.limits.max_samples} (--max-samples)"
             )
-        self.waiting.check(owner, body.num_samples)
+        count = body.num_samples
+        if not self.sampling.reserve(count, owner):
+            most = self.sampling.most_reserved
+            raise self.shares.refusal("samples wait", "--max-waiting-sequences", most)
+        try:
+            future = self.promise_sample(owner, body, sampler)
+        except BaseException:
+            self.sampling.release(count, owner)
+            raise
+        return promised_samples(sampler, body.seq_id, future, count)
+
+    def promise_sample(self, owner: str, body: bodies.Sample, sampler: SamplerSession) -> Future:
+        """Hands a request to the worker. Its room is released when the promise has a result."""
         self.use_sampler(owner, sampler)
         future = self.futures.new(owner, SAMPLE_PREFIX)
 
@@ -695,10 +708,9 @@ class Service:
         for number in list(itertools.takewhile(self.is_dropped(sampler), sampler.requests)):
             del sampler.requests[number]
         sampler.requests[body.seq_id] = future, body.num_samples
-        self.waiting.take(owner, body.num_samples)
-        future.when_done = partial(self.waiting.give_back, owner, body.num_samples)
+        future.when_done = partial(self.sampling.release, body.num_samples, owner)
         self.worker.sample(request)
-        return promised_samples(sampler, body.seq_id, future, body.num_samples)
+        return future
 
     def use_sampler(self, owner: str, sampler: SamplerSession) -> None:
         """Marks a sampling session and its snapshot as used. Raises UserError if that is gone."""

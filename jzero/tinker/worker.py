@@ -6,7 +6,6 @@ are sampled, at most one training call runs between two decode calls, and only i
 """
 
 import contextlib
-import queue
 import sys
 import threading
 import time
@@ -14,6 +13,7 @@ import traceback
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from jzero import terminal
 from jzero.errors import UserError
@@ -39,7 +39,6 @@ class Worker:
     def __init__(self, devices: Devices) -> None:
         self.devices = devices
         self.sampling = devices.sampling
-        self.inbox: queue.SimpleQueue[Job | Request | None] = queue.SimpleQueue()
         # By owner and by queue. Owners take turns, and the queues of an owner.
         self.jobs: OrderedDict[str, OrderedDict[str, deque[Job]]] = OrderedDict()
         self.last_job = 0.0  # when the last job ended
@@ -51,20 +50,20 @@ class Worker:
 
     def submit(self, job: Job) -> None:
         """Queues a job."""
-        self.inbox.put(job)
+        self.sampling.post(partial(self.add_job, job))
 
     def sample(self, request: Request) -> None:
         """Queues a request."""
-        self.inbox.put(request)
+        self.sampling.post(partial(self.devices.queue, request))
 
     def stop(self) -> None:
         """Ends the thread once it has done what is queued."""
-        self.inbox.put(None)
+        self.sampling.post(self.begin_to_stop)
 
     def end(self) -> None:
         """Ends the thread after its current call, and then the other hosts."""
         self.is_ending = True
-        self.inbox.put(None)
+        self.stop()
 
     # -- the thread --------------------------------------------------------------------------------
 
@@ -84,18 +83,17 @@ class Worker:
 
         Raises Ended after `end`.
         """
-        while must_wait or not self.inbox.empty():
-            item = self.inbox.get()
-            must_wait = False
-            if item is None:
-                self.is_stopping = True
-            elif isinstance(item, Request):
-                self.devices.queue(item)
-            else:
-                queues = self.jobs.setdefault(item.owner, OrderedDict())
-                queues.setdefault(item.queue, deque()).append(item)
+        self.sampling.run_posted(must_wait)
         if self.is_ending:
             raise Ended
+
+    def begin_to_stop(self) -> None:
+        self.is_stopping = True
+
+    def add_job(self, job: Job) -> None:
+        """Adds a job to its queue."""
+        queues = self.jobs.setdefault(job.owner, OrderedDict())
+        queues.setdefault(job.queue, deque()).append(job)
 
     def run_job(self) -> None:
         """Runs the first job of the owner and of the model whose turn it is."""

@@ -45,7 +45,9 @@ def request_bytes(stream: bool) -> bytes:
 
 def take_submission(server: Server) -> Submission:
     """Returns what the server has submitted, in the place of its worker."""
-    return server.worker.inbox.get(timeout=60)
+    wait_for(lambda: server.worker.posted.qsize() == 1)
+    [reply] = server.replies
+    return reply.submission
 
 
 def report(submission: Submission, tokens: list[int], finish_reason: str = "") -> None:

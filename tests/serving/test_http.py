@@ -76,7 +76,7 @@ def test_bodies_that_are_held_at_once_are_bounded(server, threaded) -> None:
 def test_a_full_queue_asks_clients_to_come_back(server, threaded) -> None:
     body = request_bytes(body_of(prompt=["a"] * 8))
     waiting = [threaded.connect(body) for _ in range((NUM_SLOTS + 8) // 8)]
-    wait_for(lambda: server.worker.inbox.qsize() == len(waiting))
+    wait_for(lambda: server.worker.posted.qsize() == len(waiting))
 
     answer = ask(threaded, body_of(prompt="a"))
     assert answer.status_code == 429 and int(answer.headers["retry-after"]) > 0
@@ -91,17 +91,17 @@ def test_a_full_queue_asks_clients_to_come_back(server, threaded) -> None:
 def test_a_client_that_leaves_while_it_waits_is_forgotten(alone, server, threaded, stream) -> None:
     body = request_bytes(body_of(prompt=["a"] * 8, stream=stream))
     with threaded.connect(body):
-        wait_for(lambda: server.worker.inbox.qsize() == 1)
-        submission = server.worker.inbox.get()
+        wait_for(lambda: server.worker.posted.qsize() == 1)
+        [reply] = server.replies
+        submission = reply.submission
         assert not submission.is_cancelled
     wait_for(lambda: submission.is_cancelled)
     wait_for(lambda: not server.replies)
 
     # The worker then drops it, and the room is free for a request of 8 beside the slots.
-    server.worker.submit(submission)
     server.worker.begin(alone.new_scheduler())
-    choices = next(server.worker.choices_of(submission))
-    server.worker.live = {submission.sequences[0]: choices}  # it does not block then
+    # It does not block while something is live.
+    server.worker.live = {submission.sequences[0]: submission.choices[0]}
     assert server.worker.admit(server.worker.run) == []
     assert server.worker.num_reserved == 0
 
@@ -127,7 +127,7 @@ def test_a_client_that_leaves_while_its_prompts_are_tokenized_is_forgotten(
     may_go_on.set()
     server.reading_threads.shutdown()
     assert len(tokenized) == 1
-    assert server.worker.inbox.empty() and not server.replies
+    assert server.worker.posted.empty() and not server.replies
 
 
 def test_a_request_that_is_refused_gives_its_room_back(server, threaded) -> None:
@@ -139,7 +139,7 @@ def test_what_a_request_says_is_forgotten_once_it_is_admitted(server, threaded) 
     """A request that waits may have brought a megabyte of labels."""
     label = "unlikely-" * 300
     with threaded.connect(request_bytes(body_of(prompt="a", user=label))):
-        wait_for(lambda: server.worker.inbox.qsize() == 1)
+        wait_for(lambda: server.worker.posted.qsize() == 1)
         wait_for(lambda: server.bodies.num_bytes == 0)
         gc.collect()
         holders = [

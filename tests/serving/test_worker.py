@@ -22,16 +22,23 @@ def worker(alone) -> DecodingWorker:
     return worker
 
 
-def submit(worker: DecodingWorker, count: int, is_streamed: bool = False) -> list[Progress]:
-    """Submits sequences. Returns the list that gets their reports."""
+def submission_to(
+    worker: DecodingWorker, count: int, reports: list[Progress], is_streamed: bool = False
+) -> Submission:
+    """Returns a submission with room for its sequences, which `reports` gets reports of."""
     # A prompt has another number in every request.
     sequences = [
         Sequence(next(NUMBERS), i, i, np.arange(1, 4, dtype=np.int32), length_limit=20)
         for i in range(count)
     ]
-    reports: list[Progress] = []
     assert worker.reserve(count)
-    worker.submit(Submission(sequences, reports.append, is_streamed))
+    return Submission(sequences, reports.append, is_streamed)
+
+
+def submit(worker: DecodingWorker, count: int, is_streamed: bool = False) -> list[Progress]:
+    """Submits sequences. Returns the list that gets their reports."""
+    reports: list[Progress] = []
+    worker.submit(submission_to(worker, count, reports, is_streamed))
     return reports
 
 
@@ -82,10 +89,9 @@ def test_what_waits_for_a_client_that_left_is_dropped_and_its_room_is_free(worke
 def test_what_left_before_the_worker_looked_is_never_decoded(worker) -> None:
     submit(worker, NUM_SLOTS)
     admitted = worker.admit(worker.run)
-    submit(worker, 3)
-    submission = worker.inbox.get()
-    submission.cancel()
+    submission = submission_to(worker, 3, [])
     worker.submit(submission)
+    submission.cancel()
     worker.turn_ended(worker.run, admitted[0][0])
     assert worker.admit(worker.run) == []
     assert worker.num_reserved == NUM_SLOTS - 1
