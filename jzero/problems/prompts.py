@@ -2,7 +2,7 @@
 
 `task.template` is the name of a template in the table of the task: `COUNTDOWN_TEMPLATES`,
 `MATH_TEMPLATES`, `CODE_TEMPLATES`, `GUESS_TEMPLATES`, `ARITHMETIC_TEMPLATES`, `SUMS_TEMPLATES`,
-`ENVIRONMENT_TEMPLATES`. It may also be one of these:
+`REVERSE_TEXT_TEMPLATES`, `ENVIRONMENT_TEMPLATES`. It may also be one of these:
 
 - "FILE": a file with the complete prompt, in plain text or in Jinja (`template_files`)
 - "chat:FILE": a file with the user message for the tokenizer's chat template
@@ -296,6 +296,19 @@ SUMS_TEMPLATES: dict[str, PromptTemplate] = {
     "plain": PromptTemplate(prompt="{examples}{question} =", stop=("\n",)),
     "chat": PromptTemplate(
         prompt="{examples}{question} =\n\nReply with the last number alone.", chat=True
+    ),
+}
+
+
+# Texts to write backwards. The value is {text}.
+
+REVERSED = "reversed_text"  # the tag around an answer
+REVERSE_TEXT_TEMPLATES: dict[str, PromptTemplate] = {
+    "plain": PromptTemplate(prompt="{text}\n", stop=("\n",)),
+    "chat": PromptTemplate(
+        prompt="Write this text backwards, character by character, between "
+        f"<{REVERSED}> and </{REVERSED}>:\n\n{{text}}",
+        chat=True,
     ),
 }
 

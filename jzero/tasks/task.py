@@ -26,6 +26,7 @@ from jzero.problems.prompts import (
     ENVIRONMENT_TEMPLATES,
     GUESS_TEMPLATES,
     MATH_TEMPLATES,
+    REVERSE_TEXT_TEMPLATES,
     SUMS_TEMPLATES,
     PromptTemplate,
     find_template,
@@ -41,6 +42,7 @@ from jzero.tasks import (
     guess,
     math_problems,
     mixed,
+    reverse_text,
     sums,
 )
 from jzero.types import Grade, JsonValue, Problem, Prompt, Rollout, grade_of
@@ -215,6 +217,17 @@ TASKS: dict[str, Task] = {
         warm_start_tokens=sums.max_tokens,
         options=sums.Options,
         prompt_values=("examples", "question"),
+    ),
+    reverse_text.NAME: Task(
+        train_problems=reverse_text.train_problems,
+        eval_problems=reverse_text.eval_problems,
+        grade=reverse_text.grade,
+        templates=REVERSE_TEXT_TEMPLATES,
+        warm_start=reverse_text.example,
+        warm_start_tokens=reverse_text.max_tokens,
+        options=reverse_text.Options,
+        check=reverse_text.check,
+        prompt_values=("text",),
     ),
     mixed.NAME: Task(
         train_problems=mixed.train_problems,
