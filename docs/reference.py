@@ -177,6 +177,10 @@ GROUPS = {
         "A step in which no tool was called has none of these: see "
         "[environments.md](../environments.md#tools).",
     ),
+    "agent": (
+        "Agents",
+        "Metrics of `task.name=agent`: see [agents.md](../agents.md#requests-become-a-tree).",
+    ),
     "sandbox": (
         "Sandbox",
         "Metrics of `task.name=code`; `sandbox/level` is also a metric of the tool `python`: "

@@ -133,6 +133,11 @@ class Rollout:
     # In a single-turn task the environment never replies.
     tokens: Tokens
     turns: tuple[Turn, ...]  # at least one; the first starts where the prompt ends
+    # Where the sequences of the episode begin in `tokens`. An episode is one sequence, unless its
+    # agent has branched off (`rollout.agents`): the sequences of its tree then follow each other,
+    # each with its own prompt. A later sequence repeats no sampled token of an earlier one as
+    # sampled.
+    branch_starts: tuple[int, ...] = (0,)
     grade: Grade | None = None  # verdict on the whole episode
     advantage: float = 0.0  # mean over the sampled tokens; set once an update has computed it
     advantages: np.ndarray | None = None  # f32[T] of the tokens; None before the update
@@ -143,8 +148,17 @@ class Rollout:
         return self.turns[0].start
 
     @property
+    def branches(self) -> list[slice]:
+        """The tokens of each sequence of the episode."""
+        ends = (*self.branch_starts[1:], len(self.tokens))
+        return [slice(start, end) for start, end in zip(self.branch_starts, ends, strict=True)]
+
+    @property
     def response_length(self) -> int:
-        """Number of tokens after the prompt, replies of the environment included."""
+        """Number of tokens after the prompt, replies of the environment included.
+
+        Further sequences of the episode count with their prompts.
+        """
         return len(self.tokens) - self.prompt_length
 
     @property

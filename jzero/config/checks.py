@@ -872,6 +872,34 @@ def beyond(length: int) -> str:
     )
 
 
+def check_agent(config: Config) -> Iterator[str]:
+    """An agent needs rollouts and rows of the kinds that can hold a tree of sequences."""
+    what, rollout = f"task.agent={config.task.agent}", config.rollout
+    if not config.task.agent:
+        return
+    if not isinstance(rollout.placement, Together) or rollout.max_staleness:
+        kind = part_name(type(rollout.placement))
+        yield (
+            f"rollout.placement={kind}(max_staleness={rollout.max_staleness}): {what} requests "
+            "responses within a step; set rollout.placement=together"
+        )
+    if rollout.hosts_per_decoder > 1:
+        yield (
+            f"rollout.hosts_per_decoder={rollout.hosts_per_decoder}: the requests of {what} reach "
+            "one host; set rollout.hosts_per_decoder=1"
+        )
+    if config.train.packs_per_row:
+        yield (
+            f"train.packs_per_row={config.train.packs_per_row}: the sequences of {what} have "
+            "different prompts, and cannot share one in a row; set train.packs_per_row=0"
+        )
+    if config.train.sequence_per_turn:
+        yield (
+            f"train.sequence_per_turn=True: the sequences of {what} are those of its requests; "
+            "set train.sequence_per_turn=False"
+        )
+
+
 def check_prompts(config: Config) -> Iterator[str]:
     """Validates the settings of prompts."""
     if config.rollout.thoughts == "drop" and config.rollout.max_turns > 1:
@@ -889,6 +917,7 @@ def check_prompts(config: Config) -> Iterator[str]:
 
 CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (
     check_prompts,
+    check_agent,
     check_exact,
     check_architecture,
     check_adapter,

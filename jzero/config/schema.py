@@ -45,6 +45,7 @@ LARGEST_B2_IN_16_BITS = 0.98
 LARGEST_B1_IN_16_BITS = 0.95
 LARGEST_GIB = 2.0**20  # the operating system accepts memory limits below 2^63 bytes
 MOST_PROCESSES = 1024
+MOST_AGENT_REQUESTS = 4096  # the noise of a sequence is keyed by episode and number
 PACK_LENGTHS = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*")  # values of train.pack that list numbers
 # "fast" is jzero's grader. The others are the keys of jzero.answers.published.VERIFIERS.
 Verifier = Literal[
@@ -276,6 +277,23 @@ class TaskConfig:
     one step at a time and can be killed. asyncio: in an event loop of the run, which awaits
     thousands of steps at once; the methods must be async. auto: asyncio for openenv:URL and
     verifiers:ENV, and processes for all others."""
+
+    # Agents: programs that speak OpenAI's API (docs/agents.md).
+    agent: str = ""
+    """Agent of task.name=agent: a function agent(problem, base_url, api_key, model), as
+    module:function or FILE.py:function, which returns the reward of its episode, a number or a dict
+    of named parts; or command:PROGRAM ARGUMENTS, a program in any language. A coroutine runs in the
+    event loop of the run, everything else in a process of its own. Empty: none."""
+    agent_credit: Literal["tree", "last", "branch"] = "tree"
+    """Which sequences of an agent's episode learn from which reward, if its requests form several
+    sequences. tree: all, from the reward of the episode. last: only the one with the latest
+    response. branch: each from its own reward, which the agent returns under completions."""
+    agent_seconds: float = Field(default=600.0, gt=0, le=LONGEST_LIMIT)
+    """Maximum seconds of an agent. An episode beyond fails: it has no score."""
+    agent_requests: int = Field(default=256, ge=1, le=MOST_AGENT_REQUESTS)
+    """Maximum responses that an agent may request. Further requests are answered with an error."""
+    agent_processes: int = Field(default=32, ge=1, le=MOST_PROCESSES)
+    """Maximum number of agents that run in processes at the same time. Others wait."""
 
     # Data sets.
     data: str = ""

@@ -325,7 +325,10 @@ class Scheduler:
         sequence.turn_start = len(sequence.tokens)
         sequence.finish_reason = ""
         room = sequence.longest_length(self.settings)
-        sequence.length_limit = min(len(sequence) + self.settings.max_new_tokens, room)
+        longest = self.settings.max_new_tokens
+        if sequence.turn_tokens is not None:
+            longest = min(longest, sequence.turn_tokens)
+        sequence.length_limit = min(len(sequence) + longest, room)
         assert len(sequence) < room, f"{len(sequence)=} leaves no token for a turn: {room=}"
 
         if slot is None:

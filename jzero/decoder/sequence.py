@@ -43,6 +43,7 @@ class Sequence:
     is_finished: bool = False  # no further turn
     admission_number: int = 0  # counts placements into slots; the largest number is preempted first
     temperature: float | None = None  # None: the temperature of the run
+    turn_tokens: int | None = None  # the longest next turn; None: rollout.max_new_tokens
     stop_strings: list[str] = field(default_factory=list)  # end a turn, besides rollout.stop
     filters: Filters | None = None  # of a request to a server; None: those of the settings
     stop_ids: tuple[int, ...] = ()  # end a turn, besides those of the engine
@@ -185,6 +186,12 @@ class DecodeCounters:
     score_calls: int = 0
     scored_tokens: int = 0  # tokens of given sequences that were computed to score them
     shared_tokens: int = 0  # tokens not computed, because shared pages already held them
+    # Of agents (`rollout.agents`).
+    agent_responses: int = 0  # responses that agents have received
+    agent_branches: int = 0  # sequences of their trees
+    agent_refused: int = 0  # requests that were answered with an error
+    agent_unread_tokens: int = 0  # sampled, and not trained: no agent has received them
+    agent_repeated_tokens: int = 0  # sampled tokens that several sequences train
 
     def add(self, other: "DecodeCounters") -> None:
         """Adds the counts of `other` to these."""

@@ -40,9 +40,14 @@ def rollouts_from_bytes(parts: SequenceOf[bytes]) -> list[Rollout]:
     rollouts: list[Rollout] = []
     for part in parts:
         for rollout in restore_all(Rollout, msgpack_restore(part)):
-            # Rollout has a tuple, which MessagePack returned as a list.
-            rollouts.append(replace(rollout, turns=tuple(rollout.turns)))
+            rollouts.append(with_tuples(rollout))
     return rollouts
+
+
+def with_tuples(rollout: Rollout) -> Rollout:
+    """Returns a rollout with tuples, which MessagePack returned as lists."""
+    turns, starts = tuple(rollout.turns), tuple(rollout.branch_starts)
+    return replace(rollout, turns=turns, branch_starts=starts)
 
 
 def to_plain(value: object) -> object:

@@ -198,7 +198,7 @@ async def _result_of(
             reason = f"error: {function}: {bounds.describe(error)}"
             break
         except Exception as error:  # user-defined code may raise anything
-            _show_traceback(pool, function, error)
+            show_traceback(pool, function, error)
             reason = f"error: {function}: {bounds.describe(error)}"
             break
         except BaseException as error:  # of a returned object, for example in its __repr__
@@ -208,13 +208,14 @@ async def _result_of(
                 raise
             raised = RaisedExit(bounds.describe(error))
             raised.__cause__ = error
-            _show_traceback(pool, function, raised)
+            show_traceback(pool, function, raised)
             reason = f"error: {function}: {bounds.describe(raised)}"
             break
     return bounds.one_line(reason)
 
 
-def _show_traceback(pool: Pool, function: str, error: Exception) -> None:
+def show_traceback(pool: Pool, function: str, error: Exception) -> None:
+    """Prints the traceback of user-defined code, each kind of error once."""
     cause = error.__cause__ if isinstance(error, RaisedExit) else None
     text = ""
     with contextlib.suppress(BaseException):  # formatting a hostile exception may itself fail

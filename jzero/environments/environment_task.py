@@ -167,17 +167,19 @@ class DataRow(NamedTuple):
     place: problem_sets.Place | None = None
 
 
+def problem_seed(split: str, seed: int, index: int) -> int:
+    """Returns the seed of a problem."""
+    # Seeded by text, so that a problem does not depend on the size of a step or on the number of
+    # hosts.
+    return random.Random(f"environment/{split}/{seed}/{index}").getrandbits(31)
+
+
 def _problems(
     task: TaskConfig, split: str, seed: int, rows: Sequence[tuple[int, DataRow]]
 ) -> list[Problem]:
     """Returns a problem for each pair of an index and a row."""
     template = find_template(task.template, ENVIRONMENT_TEMPLATES)
-    seeds = []
-    for index, _ in rows:
-        # Seeded by text, so that a problem does not depend on the size of a step or on the number
-        # of hosts.
-        rng = random.Random(f"environment/{split}/{seed}/{index}")
-        seeds.append(rng.getrandbits(31))
+    seeds = [problem_seed(split, seed, index) for index, _ in rows]
     observations = _reset_all(task, [row.columns for _, row in rows], seeds)
     problems = []
     for (index, row), row_seed, observation in zip(rows, seeds, observations, strict=True):
@@ -231,6 +233,11 @@ def _train_sets(task: TaskConfig) -> list[list[DataRow]] | None:
 
 def train_problems(task: TaskConfig, seed: int, step: int, count: int) -> list[Problem]:
     """Returns the problems of one step. Without `task.data` every row is empty."""
+    return _problems(task, "train", seed, train_rows(task, seed, step, count))
+
+
+def train_rows(task: TaskConfig, seed: int, step: int, count: int) -> list[tuple[int, DataRow]]:
+    """Returns the rows of one step with their indices. Without `task.data` every row is empty."""
     indices = range(step * count, (step + 1) * count)
     sets = _train_sets(task)
     if sets is not None:
@@ -243,7 +250,7 @@ def train_problems(task: TaskConfig, seed: int, step: int, count: int) -> list[P
         chosen = [DataRow(row) for row in endless]
     else:
         chosen = [DataRow({}) for _ in indices]
-    return _problems(task, "train", seed, list(zip(indices, chosen, strict=True)))
+    return list(zip(indices, chosen, strict=True))
 
 
 def eval_problems(task: TaskConfig, count: int) -> list[Problem]:
@@ -253,17 +260,21 @@ def eval_problems(task: TaskConfig, count: int) -> list[Problem]:
     training problems in their seeds. With `task.data`, but without `task.eval_data`, there are no
     held-out problems. For verifiers every tenth task is held out.
     """
-    seed = problem_sets.EVAL_SEED
+    return _problems(task, "eval", problem_sets.EVAL_SEED, eval_rows(task, count))
+
+
+def eval_rows(task: TaskConfig, count: int) -> list[tuple[int, DataRow]]:
+    """Returns at most `count` held-out rows with their indices: see `eval_problems`."""
     if task.environment.startswith(verifiers.PREFIX):
         held_out = verifiers.eval_rows(_foreign_name(task), count)
-        return _problems(task, "eval", seed, list(enumerate(map(DataRow, held_out))))
+        return list(enumerate(map(DataRow, held_out)))
     if not task.data:
-        return _problems(task, "eval", seed, [(index, DataRow({})) for index in range(count)])
+        return [(index, DataRow({})) for index in range(count)]
     if not task.eval_data:
         return []
     sets = _read_sets(row_loader.selection_of(task), is_held_out=True)
     rows = [row for rows_of_set in sets for row in rows_of_set]
-    return _problems(task, "eval", seed, list(enumerate(rows))[:count])
+    return list(enumerate(rows))[:count]
 
 
 def num_train_problems(task: TaskConfig) -> int | None:

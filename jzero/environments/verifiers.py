@@ -126,7 +126,7 @@ class Host:
         logging.getLogger("verifiers.v1.interception").setLevel(logging.ERROR)
         # Loading imports packages and may download data, and other episodes run in this loop.
         self._environment = await asyncio.to_thread(load_environment, self._name)
-        self._endpoint = ChatEndpoint(asyncio.get_running_loop())
+        self._endpoint = ChatEndpoint()
         with contextlib.closing(self._endpoint):
             async with self._environment.serving():
                 self._ready.set_result(None)
@@ -146,7 +146,7 @@ class Host:
         # verifiers calls this with each new trace; the endpoint finds the conversation by its id.
         def register(trace: vf.Trace) -> None:
             sessions.append(trace.id)
-            self._endpoint.conversations[trace.id] = conversation
+            self._endpoint.responders[trace.id] = conversation
 
         try:
             context = vf.ModelContext(model=MODEL, client=client)
@@ -154,7 +154,7 @@ class Host:
         finally:
             # The dictionary would otherwise keep every conversation of the run.
             for session in sessions:
-                self._endpoint.conversations.pop(session, None)
+                self._endpoint.responders.pop(session, None)
         return parts_of(episode)
 
 

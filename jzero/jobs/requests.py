@@ -17,7 +17,7 @@ from functools import cached_property
 import numpy as np
 
 from jzero import json_values
-from jzero.decoder.serialization import restore_all
+from jzero.decoder.serialization import restore_all, with_tuples
 from jzero.errors import reason_of
 from jzero.jobs.checks import (
     MAX_NUMBER,
@@ -186,8 +186,7 @@ class Result:
         values = unseal(data, most_items)
         try:
             rollouts = restore_all(Rollout, values["rollouts"])
-            # MessagePack returns tuples as lists.
-            rollouts = [replace(rollout, turns=tuple(rollout.turns)) for rollout in rollouts]
+            rollouts = [with_tuples(rollout) for rollout in rollouts]
             return cls(
                 request=values["request"],
                 version=values["version"],

@@ -203,5 +203,8 @@ def host_metrics(counters: DecodeCounters, grading: dict[str, int]) -> dict[str,
     if counts["cached_tokens"]:
         num_tokens = counts["cached_tokens"] + counts["prefill_tokens"]
         metrics["rollout/prefix_cache_hits"] = counts["cached_tokens"] / num_tokens
+    if counts["agent_branches"]:
+        names = ("responses", "branches", "refused", "unread_tokens", "repeated_tokens")
+        metrics |= {f"agent/{name}": counts[f"agent_{name}"] for name in names}
     # grade/graded is left out: the other metrics already imply the number of gradings.
     return metrics | {name: counts[name] for name in grading if name != "grade/graded"}

@@ -10,6 +10,7 @@ Asynchronous rollouts (`async_stream.py`) and a job's request (`jzero sample`) d
 with `Sampler.decode`, the core of the second step.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
@@ -29,7 +30,7 @@ from jzero.decoder.references import History
 from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.sequence import DecodeCounters, Groups, Reply, Sequence, make_groups
 from jzero.decoder.serialization import rollouts_from_bytes, rollouts_to_bytes
-from jzero.environments import batched_rewards
+from jzero.environments import agents, batched_rewards
 from jzero.environments.tools import episodes as tool_episodes
 from jzero.environments.tools import parsing
 from jzero.errors import UserError, reason_of
@@ -40,6 +41,7 @@ from jzero.model.base_model import BaseModel
 from jzero.problems.prompts import COLUMN
 from jzero.rewards import rewards
 from jzero.rewards.trl_rewards import TrainerState
+from jzero.rollout.agents import AgentBatch
 from jzero.rollout.turns import TurnGrader, least_tokens, longest_token
 from jzero.sharding.mesh import hosts_of
 from jzero.tasks import mixed
@@ -89,6 +91,8 @@ class Sampler:
             tools += tool_episodes.schemas(self.task)
         # The prompts of a column are as their author wrote them, with the control tokens.
         keeps_control_tokens = self.task.control_tokens or self.task.template.startswith(COLUMN)
+        if problem.task == agents.NAME:
+            return np.zeros(0, np.int32)  # an agent writes its own prompts
         try:
             ids = tokenizer.prompt_ids(
                 self.tokenizer,
@@ -134,7 +138,9 @@ class Sampler:
         # first.
         characters = longest_token(self.tokenizer)
         candidates = [
-            problem for problem in problems if least_tokens(problem.prompt, characters) <= longest
+            problem
+            for problem in problems
+            if problem.task == agents.NAME or least_tokens(problem.prompt, characters) <= longest
         ]
         encoded = [EncodedProblem(problem, self.encode_prompt(problem)) for problem in candidates]
         fitting = [item for item in encoded if len(item.prompt_tokens) <= longest]
@@ -176,6 +182,11 @@ class Sampler:
         # Every host has a contiguous share, so that the gathered rollouts are in order. The hosts
         # of a decoder decode their shares together, and each grades and returns its own.
         share = collectives.local_share(len(problems))
+        if problems and problems[0].problem.task == agents.NAME:
+            # An agent adds groups of any size, and at most as many sequences as a group has.
+            phase = Phase(params, key, group_size, temperature, version, samples)
+            own = [item.problem for item in problems[share]]
+            return self.run_agents(phase, own, share.start, check_stop)
         decoded = self.decoded_share(len(problems))
         decoded_problems = problems[decoded]
         groups = make_groups(
@@ -197,6 +208,23 @@ class Sampler:
         rollouts = [to_rollout(problem_of(s.prompt_id), s) for s in sequences]
         return rollouts, counters
 
+    def run_agents(
+        self,
+        phase: Phase,
+        problems: list[Problem],
+        first_problem: int,
+        check_stop: interrupt.StopCheck,
+    ) -> tuple[list[Rollout], DecodeCounters]:
+        """Runs an agent for each sample of each problem, and returns their episodes.
+
+        first_problem: index of the first problem among those of all hosts.
+        """
+        batch = AgentBatch(self, problems, first_problem, phase.group_size, check_stop)
+        with contextlib.closing(batch):
+            counters = self.decode(phase, batch)
+        batch.add_counts(counters)
+        return batch.rollouts(), counters
+
     def decoded_share(self, count: int) -> slice:
         """Returns the shares of `count` items of all hosts of this host's decoder."""
         if self.exchange is None:
@@ -210,7 +238,7 @@ class Sampler:
         """The decoder of this host's engine, which reads tokens with this tokenizer."""
         return Decoder(self.engine, self.text_of)
 
-    def decode(self, phase: Phase, batch: "GradedBatch") -> DecodeCounters:
+    def decode(self, phase: Phase, batch: "GradedBatch | AgentBatch") -> DecodeCounters:
         """Decodes a batch in place. If `batch.check_stop` raises on one host, all hosts raise.
 
         Of a decoder of several hosts, the first one alone returns the counts.
@@ -222,6 +250,7 @@ class Sampler:
             total = sum(map(len, batch.groups))
         lockstep = None
         if self.exchange is not None:
+            assert isinstance(batch, GradedBatch), "config.checks: agents ask one host"
             assert batch.own_prompts is not None and batch.is_whole
             lockstep = Lockstep(batch, gather_over(self.exchange))
         try:
@@ -235,7 +264,7 @@ class Sampler:
             raise
         if self.exchange is not None and jax.process_index() != self.exchange.hosts[0]:
             counters = DecodeCounters()  # counted by the first host
-        waiting = lockstep or batch.grader
+        waiting = lockstep or batch
         return replace(counters, grading_seconds=waiting.seconds_waited)
 
     def gather_rollouts(
@@ -380,6 +409,11 @@ class GradedBatch(Batch):
         self.in_grading = in_grading
         self.shown = terminal.Phase("sample")
         self.grader: TurnGrader  # of the run
+
+    @property
+    def seconds_waited(self) -> float:
+        """Seconds of waiting for grades with nothing to decode."""
+        return self.grader.seconds_waited
 
     def begin(self, run: Scheduler) -> None:
         """See `Source.begin`."""

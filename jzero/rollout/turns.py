@@ -179,20 +179,37 @@ class TurnGrader:
         if least_tokens(grade.reply, longest_token(self.tokenizer)) >= room:
             return None
         plain_template = find_task(problem.task).find_template(task.template).reply
-        if isinstance(grade.reply, str):
-            tokens = list(
-                tokenizer.reply_tokens(
-                    self.tokenizer, grade.reply, plain_template, task.control_tokens
-                )
-            )
-        else:
-            tokens = tokenizer.message_tokens(
-                self.tokenizer, grade.reply, plain_template, task.control_tokens
-            )
-        # The policy may have sampled the end-of-turn token itself: do not repeat it.
-        if tokens[0] in self.stop_ids and sequence.tokens.ids[-1] == tokens[0]:
-            del tokens[0]
+        last = int(sequence.tokens.ids[-1])
+        tokens = tokens_after_turn(
+            self.tokenizer, grade.reply, plain_template, task.control_tokens, last, self.stop_ids
+        )
         return tokens if len(tokens) < room else None
+
+
+def tokens_after_turn(
+    text_tokenizer: tokenizer.PreTrainedTokenizerFast,
+    reply: Prompt,
+    plain_template: str | None,
+    keeps_control_tokens: bool,
+    last: int,
+    stop_ids: tuple[int, ...],
+) -> list[int]:
+    """Returns the tokens between a turn, whose last token is `last`, and the next one.
+
+    plain_template, keeps_control_tokens: as in `tokenizer.message_tokens`.
+    stop_ids: tokens that end a response.
+    """
+    if isinstance(reply, str):
+        cached = tokenizer.reply_tokens(text_tokenizer, reply, plain_template, keeps_control_tokens)
+        tokens = list(cached)
+    else:
+        tokens = tokenizer.message_tokens(
+            text_tokenizer, reply, plain_template, keeps_control_tokens
+        )
+    # The policy may have sampled the end-of-turn token itself: do not repeat it.
+    if tokens[0] in stop_ids and last == tokens[0]:
+        del tokens[0]
+    return tokens
 
 
 def least_tokens(reply: Prompt, longest: int) -> int:

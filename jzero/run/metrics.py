@@ -162,6 +162,20 @@ METRICS: dict[str, Metric] = {
         "Time that the calls of an episode took, on average. Others are sampled meanwhile.",
         "seconds",
     ),
+    # -- The requests of agents (`task.name=agent`).
+    "agent/responses": Metric("Responses that the agents of a step have received.", "responses"),
+    "agent/branches": Metric(
+        "Sequences of the episodes: one for each episode whose requests continue one another.",
+        "sequences",
+    ),
+    "agent/refused": Metric("Requests of agents that were answered with an error.", "requests"),
+    "agent/unread_tokens": Metric(
+        "Sampled tokens that no agent has received, because it has ended; they are not trained on.",
+        "tokens",
+    ),
+    "agent/repeated_tokens": Metric(
+        "Sampled tokens that several sequences train; it is always 0.", "tokens"
+    ),
     # -- The sandbox that runs the programs in responses (`task.name=code`, the tool `python`).
     "sandbox/level": Metric(
         "Protection from programs: 3 namespaces, 2 landlock, 1 seccomp, 0 none; -1 on a server "

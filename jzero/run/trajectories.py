@@ -68,8 +68,7 @@ def describe_episode(rollout: Rollout) -> JsonObject:
         "answer_length": len(versions),
         "advantage": rollout.advantage,
         **_describe_grade(grade_of(rollout)),
-        "version_head": versions[0],
-        "version_tail": versions[-1],
+        **version_range(versions),
         "turns": [],
     }
     if rollout.problem.row_task:
@@ -88,8 +87,7 @@ def _describe_turn(rollout: Rollout, turn: Turn, previous: Turn | None) -> JsonO
     row = {
         "prompt_length": turn.start,
         "answer_length": len(versions),
-        "version_head": versions[0],
-        "version_tail": versions[-1],
+        **version_range(versions),
         **_describe_grade(grade_of(turn)),
         "finish": turn.finish_reason,
         "answer": turn.text,
@@ -97,6 +95,12 @@ def _describe_turn(rollout: Rollout, turn: Turn, previous: Turn | None) -> JsonO
     if previous is not None:
         row["reply"] = grade_of(previous).reply
     return row
+
+
+def version_range(versions: list[int]) -> JsonObject:
+    """Returns the first and the last version; -1 if an agent has failed without a response."""
+    first, last = (versions[0], versions[-1]) if versions else (-1, -1)
+    return {"version_head": first, "version_tail": last}
 
 
 def _describe_grade(grade: Grade) -> JsonObject:

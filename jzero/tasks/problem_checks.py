@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from jzero.environments import environment
+from jzero.environments import agents, environment
 from jzero.errors import UserError
 from jzero.programming.code_rewards import has_tests
 from jzero.rewards import rewards, user_functions
@@ -35,8 +35,9 @@ def check_problems(task: TaskConfig, seed: int, count: int) -> None:
         UserError: the data cannot be read, no row is left to train on, or a reward cannot be called
             on the problems or applies to none of them.
     """
-    # The prompts of an environment are resets, which the first step makes.
-    if task.name == environment.NAME:
+    # The prompts of an environment are resets, which the first step makes. Agents reward
+    # themselves.
+    if task.name in (environment.NAME, agents.NAME):
         return
     problems = find_task(task.name).train_problems(task, seed, 1, count)
     for name, row_settings in mixed.all_settings(task).items():

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from jzero.config import turns
-from jzero.environments import environment, environment_task
+from jzero.environments import agent_task, agents, environment, environment_task
 from jzero.environments.tools import episodes as tool_episodes
 from jzero.errors import UserError
 from jzero.problems.options import read_options
@@ -250,6 +250,16 @@ TASKS: dict[str, Task] = {
         check=environment_task.check,
         prompt_values=("observation",),
     ),
+    agents.NAME: Task(
+        train_problems=agent_task.train_problems,
+        eval_problems=agent_task.eval_problems,
+        grade=agent_task.grade,
+        templates=ENVIRONMENT_TEMPLATES,
+        num_train_problems=environment_task.num_train_problems,
+        reply=agent_task.reply,
+        check=agent_task.check,
+        prompt_values=("observation",),
+    ),
 }
 
 
@@ -315,10 +325,17 @@ def check_task_settings(task: TaskConfig, max_turns: int) -> None:
             f"task.environment={task.environment} is not used by task.name={task.name}: set "
             f"task.name={environment.NAME}, or task.environment="
         )
-    if task.environment and max_turns > 1 and not isinstance(task.turn_reward, turns.Score):
+    if task.agent and task.name != agents.NAME:
         raise UserError(
-            "task.turn_reward=success replaces the rewards of task.environment="
-            f"{task.environment}: set task.turn_reward=score"
+            f"task.agent={task.agent} is not used by task.name={task.name}: set "
+            f"task.name={agents.NAME}, or task.agent="
+        )
+    own_reward = f"task.environment={task.environment}" if task.environment else ""
+    own_reward = f"task.agent={task.agent}" if task.agent else own_reward
+    if own_reward and max_turns > 1 and not isinstance(task.turn_reward, turns.Score):
+        raise UserError(
+            f"task.turn_reward=success replaces the rewards of {own_reward}: set "
+            "task.turn_reward=score"
         )
     # Several turns need replies, from tools or from the task.
     if tool_episodes.has_tools(task):

@@ -10,6 +10,7 @@ microbatch and device cannot change its advantage or its weight.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -29,21 +30,41 @@ class CreditSettings:
     max_turns: int
     max_new_tokens: int  # the longest response of a turn
     sequence_per_turn: bool = False  # a training sequence for every turn of a rollout
+    # What an advantage belongs to: a turn, with the return of the turn and those after it, or all
+    # turns of an episode (task.agent_credit=tree and last), or a sequence of the episode (branch).
+    unit: Literal["turn", "episode", "branch"] = "turn"
     turn_discount: float = 1.0
     reward_weights: dict[str, float] = field(default_factory=dict)  # of every named reward
+
+
+class Source(NamedTuple):
+    """The place of a training sequence: tokens of a rollout, from `start` on."""
+
+    rollout: int  # index among the rollouts of the step
+    start: int = 0
+
+    def part(self, values: Sequence[np.ndarray], length: int) -> np.ndarray:
+        """Returns the values of a sequence of `length` tokens, of one array for each rollout."""
+        return values[self.rollout][self.start : self.start + length]
 
 
 def training_sequences(
     rollouts: Sequence[Rollout],
     sequence_per_turn: bool,
-) -> tuple[list[Rollout], list[int]]:
-    """Returns the sequences to train on, and the index of the rollout that each is taken from.
+) -> tuple[list[Rollout], list[Source]]:
+    """Returns the sequences to train on, and the place from which each is taken.
 
-    By default the sequences are the rollouts. With train.sequence_per_turn there is one sequence
-    for each turn: the rollout up to the end of the turn, in which only this turn counts as sampled.
+    By default the sequences are the rollouts, or all sequences of the trees of agents. With
+    train.sequence_per_turn there is one sequence for each turn: the rollout up to the end of the
+    turn, in which only this turn counts as sampled.
     """
     if not sequence_per_turn:
-        return list(rollouts), list(range(len(rollouts)))
+        parts = [
+            (part, Source(index, start))
+            for index, rollout in enumerate(rollouts)
+            for part, start in zip(branches_of(rollout), rollout.branch_starts, strict=True)
+        ]
+        return [part for part, _ in parts], [source for _, source in parts]
 
     sequences = []
     sources = []
@@ -59,8 +80,24 @@ def training_sequences(
                 grade=replace(grade_of(turn), failed=grade_of(rollout).failed),
             )
             sequences.append(sequence)
-            sources.append(source)
+            sources.append(Source(source))
     return sequences, sources
+
+
+def branches_of(rollout: Rollout) -> list[Rollout]:
+    """Returns each sequence of an episode as a rollout, with the grade of the episode."""
+    if len(rollout.branch_starts) == 1:
+        return [rollout]
+    parts = []
+    for branch in rollout.branches:
+        turns = [
+            replace(turn, start=turn.start - branch.start, end=turn.end - branch.start)
+            for turn in rollout.turns
+            if branch.start <= turn.start < branch.stop
+        ]
+        tokens = rollout.tokens.part(branch.start, branch.stop)
+        parts.append(replace(rollout, tokens=tokens, turns=tuple(turns), branch_starts=(0,)))
+    return parts
 
 
 def token_weights(
@@ -213,7 +250,7 @@ def turn_parts(rollout: Rollout, settings: CreditSettings) -> list[list[float]]:
 def can_have_gradient(
     rollouts: Sequence[Rollout],
     sequences: Sequence[Rollout],
-    sources: Sequence[int],
+    sources: Sequence[Source],
     settings: CreditSettings,
 ) -> np.ndarray:
     """Returns bool[S]: whether the update has to compute each of the S sequences.
@@ -263,8 +300,7 @@ def can_have_gradient(
     advantages, _ = compute_credit(rollouts, settings, penalties=zeros, values=zeros)
     has_advantage = np.array(
         [
-            # With one sequence for each turn, the mask ends before its rollout does.
-            advantages[source][: len(mask)][mask].any()
+            source.part(advantages, len(mask))[mask].any()
             for mask, source in zip(trained, sources, strict=True)
         ]
     )
@@ -326,10 +362,19 @@ def make_episodes(
         # Number of sampled tokens up to the end of each turn.
         ends = [int(rollout.tokens.sampled[: turn.end].sum()) for turn in rollout.turns]
         for end, reward in zip(ends, turn_rewards(rollout, settings), strict=True):
-            # Added and not set, because the KL penalty of this token is there already.
-            rewards_NT[i, end - 1] += reward
+            # An agent that has failed without a response has no token.
+            if end:
+                # Added and not set, because the KL penalty of this token is there already.
+                rewards_NT[i, end - 1] += reward
+        if settings.unit == "episode":
+            continue
+        if settings.unit == "branch":
+            branches = rollout.branches[:-1]
+            ends = [int(rollout.tokens.sampled[: branch.stop].sum()) for branch in branches]
+        else:
+            ends = ends[:-1]
         # Tokens after the last turn are padding and keep its number.
-        for number, end in enumerate(ends[:-1], start=1):
+        for number, end in enumerate(ends, start=1):
             turns_NT[i, end:] = number
 
     episodes = Episodes(
@@ -338,7 +383,8 @@ def make_episodes(
         mask=mask,
         group=np.arange(len(rollouts)) // settings.group_size,
         turn=turns_NT if turns_NT.any() else None,
-        turn_discount=settings.turn_discount,
+        # A sequence of an agent has only its own reward.
+        turn_discount=0.0 if settings.unit == "branch" else settings.turn_discount,
         tracks=measured_tracks(rollouts, mask),
     )
     if algorithms.needs_parts(settings.algorithm):

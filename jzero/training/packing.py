@@ -265,8 +265,9 @@ def pack(
     """Packs groups of sequences into one PackedBatch for each layout.
 
     `rows` (B) and `microbatches` (M) have one number for each layout: a batch has B rows in a
-    microbatch and at least M microbatches. More than M microbatches give another shape, which is
-    compiled separately. `tracks` are the optional tracks to pack.
+    microbatch and at least M microbatches. More than M microbatches give another shape, with M
+    doubled until it suffices, which is compiled separately. `tracks` are the optional tracks to
+    pack.
     """
     sequences = [sequence for group in groups for sequence in group]
     plan = plan_rows(groups, layouts)
@@ -287,7 +288,12 @@ def pack_layout(
     """Builds the PackedBatch of one layout from its planned rows."""
     # At least one microbatch, even if all sequences are left out.
     used = -(-len(planned_rows) // rows)
-    shape = (max(used, microbatches, 1), rows, layout.tokens)
+    # Agents have any number of sequences: their batches grow by doubling, so that few shapes are
+    # compiled.
+    most = max(microbatches, 1)
+    while most < used:
+        most *= 2
+    shape = (most, rows, layout.tokens)
     batch = Batch(
         **{name: np.zeros(shape, np.int32) for name in INTEGER_FIELDS},
         **{name: np.zeros(shape, np.float32) for name in FLOAT_FIELDS},

@@ -23,6 +23,7 @@ from jzero import algorithms, terminal
 from jzero.hosts import collectives, processes
 from jzero.model import qwen
 from jzero.training.credit import (
+    Source,
     can_have_gradient,
     compute_credit,
     environment_weights,
@@ -189,7 +190,12 @@ def make_minibatches(trainer: Trainer, rollouts: list[Rollout], step: int) -> li
     is_packed = can_have_gradient(rollouts, sequences, sources, trainer.credit)
     return [
         make_minibatch(trainer, sequences, groups, is_packed)
-        for groups in divide_groups(trainer.updates, trainer.credit.group_size, sources, step)
+        for groups in divide_groups(
+            trainer.updates,
+            trainer.credit.group_size,
+            [source.rollout for source in sources],
+            step,
+        )
     ]
 
 
@@ -354,7 +360,7 @@ def assign_credit(
     minibatches: Sequence[Minibatch],
     rollouts: list[Rollout],
     sequences: list[Rollout],
-    sources: list[int],
+    sources: list[Source],
     scores: Scores,
 ) -> list[Rollout]:
     """Sets advantages, returns, and the weights of the other loss terms in the minibatches.
@@ -413,15 +419,21 @@ def assign_credit(
             minibatch.set_values(trainer.policy, "ce_weights", weights)
 
     return [
-        replace(rollout, advantage=float(values[rollout.tokens.sampled].mean()), advantages=values)
+        replace(rollout, advantage=mean_of_sampled(rollout, values), advantages=values)
         for rollout, values in zip(rollouts, advantages, strict=True)
     ]
+
+
+def mean_of_sampled(rollout: Rollout, values: np.ndarray) -> float:
+    """Returns the mean over the sampled tokens; 0 if an agent has failed without any."""
+    sampled = rollout.tokens.sampled
+    return float(values[sampled].mean()) if sampled.any() else 0.0
 
 
 def join_sequences(
     values: Sequence[np.ndarray],
     sequences: Sequence[Rollout],
-    sources: Sequence[int],
+    sources: Sequence[Source],
     rollouts: Sequence[Rollout],
 ) -> list[np.ndarray]:
     """Moves values of the sampled tokens of sequences to the rollouts they are taken from.
@@ -431,7 +443,7 @@ def join_sequences(
     """
     joined = zeros_like_tokens(rollouts)
     for sequence_values, sequence, source in zip(values, sequences, sources, strict=True):
-        target = joined[source][: len(sequence_values)]
+        target = source.part(joined, len(sequence_values))
         sampled = sequence.tokens.sampled
         target[sampled] = sequence_values[sampled]
     return joined
@@ -440,14 +452,14 @@ def join_sequences(
 def split_rollouts(
     values: Sequence[np.ndarray],
     sequences: Sequence[Rollout],
-    sources: Sequence[int],
+    sources: Sequence[Source],
 ) -> list[np.ndarray]:
     """Returns each rollout's values for its sequences: the reverse of `join_sequences`.
 
-    A sequence is the beginning of its rollout.
+    A sequence is the beginning of its rollout, or a branch of it.
     """
     return [
-        values[source][: len(sequence.tokens)]
+        source.part(values, len(sequence.tokens))
         for sequence, source in zip(sequences, sources, strict=True)
     ]
 

@@ -6,7 +6,7 @@ Every shape is fixed before the first step. A run therefore compiles each progra
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -14,7 +14,14 @@ from jax.sharding import Mesh, NamedSharding
 
 from jzero import algorithms
 from jzero.clock import Clock
-from jzero.config import Config, OptimizerConfig, RolloutConfig, TrainConfig, num_kept
+from jzero.config import (
+    Config,
+    OptimizerConfig,
+    RolloutConfig,
+    TaskConfig,
+    TrainConfig,
+    num_kept,
+)
 from jzero.errors import UserError
 from jzero.model import qwen
 from jzero.model.architecture import track_sizes
@@ -141,9 +148,17 @@ def credit_settings(config: Config) -> CreditSettings:
         max_turns=config.rollout.max_turns,
         max_new_tokens=config.rollout.max_new_tokens,
         sequence_per_turn=config.train.sequence_per_turn,
+        unit=credit_unit(config.task),
         turn_discount=config.task.turn_discount,
         reward_weights=dict(zip(rewards.functions, weights, strict=True)),
     )
+
+
+def credit_unit(task: TaskConfig) -> Literal["turn", "episode", "branch"]:
+    """Returns what an advantage belongs to."""
+    if not task.agent:
+        return "turn"
+    return "branch" if task.agent_credit == "branch" else "episode"
 
 
 def update_settings(config: Config) -> UpdateSettings:
@@ -202,7 +217,8 @@ def row_layouts(
 
 def sequences_of_group(train: TrainConfig, rollout: RolloutConfig) -> int:
     """Returns the largest number of sequences that a group of rollouts trains on."""
-    # With train.sequence_per_turn a rollout has up to max_turns sequences.
+    # With train.sequence_per_turn a rollout has up to max_turns sequences. Those of agents are not
+    # counted: `packing.pack` makes room for more.
     return rollout.group_size * (rollout.max_turns if train.sequence_per_turn else 1)
 
 

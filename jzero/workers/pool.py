@@ -476,8 +476,17 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         lines = text[-MAX_NOTE:].rstrip("\n")
         terminal.write(f"{function} {kind} (shown once):\n{lines}", sys.stderr)
 
-    def start(self, coroutine: Coroutine[None, None, None]) -> None:
-        """Runs a coroutine, which must handle its own errors, in the event loop of the pool."""
+    def start(
+        self, coroutine: Coroutine[None, None, None], blocked_seconds: float | None = None
+    ) -> None:
+        """Runs a coroutine, which must handle its own errors, in the event loop of the pool.
+
+        blocked_seconds: after which code that blocks the loop ends the run. None: the loop runs
+            already.
+        """
+        if blocked_seconds is not None:
+            with self._changed:
+                self._loop(blocked_seconds)
         assert self._event_loop is not None, "it starts with the first item that is stepped"
         self._event_loop.start(coroutine)
 

@@ -17,7 +17,9 @@ import pytest
 
 from jzero.environments import chat_endpoint
 from jzero.environments.chat_endpoint import (
+    Answer,
     ChatEndpoint,
+    Choice,
     Conversation,
     Request,
     RequestError,
@@ -70,10 +72,10 @@ Program = Callable[[str], Awaitable[str]]
 async def with_endpoint(
     program: Program, drive: Callable[[Conversation[str]], Awaitable[None]]
 ) -> None:
-    endpoint = ChatEndpoint(asyncio.get_running_loop())
+    endpoint = ChatEndpoint()
     try:
         conversation: Conversation[str] = Conversation()
-        endpoint.conversations[SESSION] = conversation
+        endpoint.responders[SESSION] = conversation
         conversation.start(program(endpoint.url))
         await drive(conversation)
         await conversation.stop()
@@ -190,8 +192,9 @@ def test_calls_are_read_and_what_is_no_call_is_text() -> None:
     assert message["content"] == "Well."
     assert [call["id"] for call in message["tool_calls"]] == ["call_0", "call_1"]
     assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {"a": 1, "b": 2}
-    assert completion(message)["choices"][0]["finish_reason"] == "tool_calls"
-    assert '"index": 1, "id": "call_1"' in completion_events(message)
+    answer = Answer([Choice(message)])
+    assert completion(answer)["choices"][0]["finish_reason"] == "tool_calls"
+    assert '"index": 1, "id": "call_1"' in completion_events(answer)
 
     xml = "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n2\n"
     xml += "</parameter>\n</function>\n</tool_call>"
@@ -232,11 +235,14 @@ WRONG_REQUESTS = {
 @pytest.fixture
 def endpoint() -> Iterator[ChatEndpoint]:
     limits = replace(chat_endpoint.LIMITS, request_seconds=0.5)
-    endpoint = ChatEndpoint(asyncio.new_event_loop(), limits)
-    endpoint.conversations[SESSION] = Conversation()
+    endpoint = ChatEndpoint(limits)
+
+    async def make_conversation() -> Conversation[str]:
+        return Conversation()
+
+    endpoint.responders[SESSION] = asyncio.run(make_conversation())
     yield endpoint
     endpoint.close()
-    endpoint._loop.close()
 
 
 def send(endpoint: ChatEndpoint, request: bytes, drips: bytes = b"") -> bytes:
@@ -268,7 +274,8 @@ def test_other_sessions_and_other_sites_are_refused(endpoint: ChatEndpoint) -> N
     with httpx.Client(base_url=endpoint.url) as client:
         for headers, status in (
             ({"X-Session-ID": "other"}, 404),
-            ({}, 404),
+            ({}, 401),
+            ({"Authorization": "Bearer forged"}, 401),
             ({"X-Session-ID": SESSION, "Origin": "http://evil.example"}, 403),
             ({"X-Session-ID": SESSION, "Host": "evil.example"}, 403),
         ):

@@ -375,7 +375,7 @@ def test_sequences_of_turns_are_those_of_areal() -> None:
         episodes, Algorithm(advantage=algorithms.ReturnToGo())
     )
 
-    assert sources == [0, 0, 0, 1, 1, 1]
+    assert [source.rollout for source in sources] == [0, 0, 0, 1, 1, 1]
     advantages = spread_over_tokens(advantages_NT, group)[0]
     for sequence, row in zip(sequences[:3], rows, strict=True):
         assert sequence.tokens.ids.tolist() == row.tokens
