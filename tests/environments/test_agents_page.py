@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from runs import ROOT
+from runs import ROOT, read_jsonl
 
 PAGE = (ROOT / "docs/agents.md").read_text(encoding="utf-8")
 
@@ -38,12 +38,12 @@ def test_the_agent_of_the_page_learns_from_the_commands_of_the_page(
             timeout=500,
         )
         assert done.returncode == 0, done.stderr[-3000:]
-    rows = [json.loads(line) for line in (tmp_path / "runs/agent/metrics.jsonl").open()]
+    rows = read_jsonl(tmp_path / "runs/agent/metrics.jsonl")
     steps = [row for row in rows if "agent/responses" in row]
     assert len(steps) == 2
     for row in steps:
         assert row["agent/branches"] == 64 and row["agent/repeated_tokens"] == 0
         assert 64 <= row["agent/responses"] <= 3 * 64
-    samples = [json.loads(line) for line in (tmp_path / "runs/agent/samples.jsonl").open()]
+    samples = read_jsonl(tmp_path / "runs/agent/samples.jsonl")
     assert all(json.loads(row["prompt"])["seed"] for row in samples)
     assert {"correct", "ended"} >= {row["reason"] for row in samples}
