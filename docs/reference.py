@@ -310,7 +310,9 @@ def find(settings: object, name: str) -> object:
     """Returns the setting with a dotted name, of data sources the argument of the first one."""
     setting, _, argument = name.rpartition(".")
     if setting.endswith("data"):
-        [first, *_] = config.read_sources(setting, str(find(settings, setting)))
+        sources = find(settings, setting)
+        assert isinstance(sources, config.Sources), f"{name=}"
+        first, *_ = sources
         return getattr(first, argument)
     for part in name.split("."):
         settings = getattr(settings, part)
@@ -354,7 +356,7 @@ def note(row: Row) -> str:
 def as_a_reader_writes(value: object) -> str:
     if is_part(value):
         return part_name(type(value))
-    if isinstance(value, tuple):
+    if isinstance(value, tuple) and not isinstance(value, config.Sources):
         return ", ".join(repr(item).strip("'") for item in value) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value) or "(its default)"
 

@@ -12,7 +12,6 @@ A command that uses a model is built like this:
 import argparse
 import atexit
 import contextlib
-import copy
 import difflib
 import hashlib
 import os
@@ -29,6 +28,7 @@ from typing import NoReturn
 from jzero import config, files, terminal
 from jzero.config.flags import FOREIGN_NAMES, MOST_MEANT, Flag, apply_flags, split_flags
 from jzero.errors import UserError, slips
+from jzero.fields import editable
 from jzero.hosts.waits import JOIN_SECONDS, NOTICE_SECONDS, SILENCE_SECONDS
 
 # JAX and the modules that need it are imported by the functions that use them: a mistake in a
@@ -209,7 +209,7 @@ def parse_settings(defaults: config.Config, arguments: Sequence[str]) -> config.
 
 def with_flags(settings: config.Config, given: Sequence[Flag]) -> config.Config:
     """Returns a copy of a config, changed by flags. Raises UserError at a mistake."""
-    changed = copy.deepcopy(settings)
+    changed = editable(settings)
     apply_flags(changed, given)
     expand_task_name(changed.task)
     return changed

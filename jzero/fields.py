@@ -23,13 +23,18 @@ part". Its name (`kind`) is the name of its class in lowercase: clip, group_mean
 Flags choose a part (surrogate=clip), choose it with numbers (surrogate="clip(high=0.28)"), or
 change one number of the chosen part (surrogate.high=0.28). In JSON a part has the key "kind".
 
-A *record* is frozen and not a part, such as the limits of a server.
+A *record* is frozen and not a part, such as the limits of a server. `frozen(config)` is a copy of
+sections that cannot be changed, such as the resolved settings of a run.
+
+A value of a class with `Written` has a text for flags, recipes and JSON, such as the data sets of
+`task.data`. It is read from the text when it is assigned.
 
 A value is checked when it is assigned, and a mistake is a `UserError`. Numbers are finite and, if
 `Field` gives no other bounds, from 0 to LARGEST_INT or LARGEST_FLOAT. Texts are one line without
 control characters, unless the type is `Text`. The docstring of a field is its help.
 """
 
+import copy
 import dataclasses
 import difflib
 import functools
@@ -39,8 +44,8 @@ import sys
 import types
 import typing
 import unicodedata
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Literal, NamedTuple, TypeVar, dataclass_transform
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Annotated, Literal, NamedTuple, Self, TypeVar, dataclass_transform
 
 import annotated_types as bounds
 from pydantic import (
@@ -49,6 +54,7 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    TypeAdapter,
     ValidationError,
 )
 from pydantic.dataclasses import dataclass
@@ -58,7 +64,7 @@ from pydantic_core import ErrorDetails, core_schema
 
 from jzero.errors import UserError, shown
 
-__all__ = ["Field", "Text", "part", "record", "section"]
+__all__ = ["Field", "Text", "Written", "part", "record", "section", "written"]
 
 Class = TypeVar("Class")
 
@@ -80,13 +86,21 @@ KIND = "kind"  # the field with the name of a part
 # -- Classes ---------------------------------------------------------------------------------------
 
 
-@dataclass_transform(field_specifiers=(dataclasses.field, Field))
+def written(*, default: object, converter: Callable[[typing.Any], object]) -> typing.Any:
+    """Returns the field of a `Written` value, whose text may be assigned in its place.
+
+    converter: returns the value of a text. Only type checkers read it: the class converts texts.
+    """
+    return Field(default=default)
+
+
+@dataclass_transform(field_specifiers=(dataclasses.field, Field, written))
 def section(cls: type[Class]) -> type[Class]:
     """Makes a class of settings that can be changed."""
     return _make(cls, is_frozen=False)
 
 
-@dataclass_transform(field_specifiers=(dataclasses.field, Field), frozen_default=True)
+@dataclass_transform(field_specifiers=(dataclasses.field, Field, written), frozen_default=True)
 def part(cls: type[Class]) -> type[Class]:
     """Makes a class of parts: frozen, with its name in the field `kind`, which comes last."""
     cls.__annotations__ = inspect.get_annotations(cls) | {KIND: Literal[part_name(cls)]}
@@ -133,6 +147,11 @@ def _raise_user_errors(cls: type) -> None:
 
     @functools.wraps(assign)
     def __setattr__(self: object, name: str, value: object) -> None:
+        if is_frozen(self):
+            raise UserError(
+                f"{setting_name(cls, name)}={shown(value)}: the settings of a run do not change "
+                "after they are resolved: set it before, or make a copy with dataclasses.replace"
+            )
         try:
             assign(self, name, value)  # pyright: ignore[reportCallIssue]
         except ValidationError as error:
@@ -211,13 +230,62 @@ def unicode_text(value: str, longest: int = LONGEST_TEXT) -> str:
     return value
 
 
+def name_and_value(value: str) -> str:
+    """Returns a text such as value_max=9, or raises UserError if it has another form."""
+    name, equals, _ = value.partition("=")
+    if not equals or not name.strip():
+        raise UserError("has no value: write NAME=VALUE")
+    return unicode_text(value)
+
+
 def as_tuple(value: object) -> object:
     """Returns a list as a tuple, which Python code and JSON may write in its place."""
     return tuple(value) if isinstance(value, list) else value
 
 
+class Written:
+    """A value with a text, `str(value)`, that stands for it in flags, recipes, JSON and messages.
+
+    `repr` has the text in quotes, as a recipe assigns it.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Returns the value of a text.
+
+        Raises UserError with the rest of a message that begins with the setting.
+        """
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Raises UserError if the value cannot work, with the rest of such a message."""
+
+    def __repr__(self) -> str:
+        return repr(str(self))
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: object, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            cls._check, serialization=core_schema.to_string_ser_schema()
+        )
+
+    @classmethod
+    def _check(cls, value: object) -> Self:
+        if isinstance(value, str):
+            value = cls.from_text(one_line(value))
+        if not isinstance(value, cls):
+            raise UserError("must be text")
+        value.check()
+        return value
+
+
 Line = Annotated[str, AfterValidator(one_line)]
 Text = Annotated[str, AfterValidator(unicode_text)]
+NameAndValue = Annotated[str, AfterValidator(name_and_value)]
 Integer = Annotated[int, Field(ge=-LARGEST_INT, le=LARGEST_INT)]
 Number = Annotated[
     float,
@@ -291,6 +359,49 @@ def how_to_write(part: type | None, arguments: str = "()") -> str:
     return f"{module}.{part.__name__}{arguments} (from {package} import {module})"
 
 
+_FROZEN = "_is_frozen"  # the attribute of a section that cannot be changed
+
+
+def is_frozen(section: object) -> bool:
+    """Returns whether a section is one of those that `frozen` returns."""
+    return _FROZEN in vars(section)
+
+
+def frozen(section: Class) -> Class:
+    """Returns a copy of a section whose settings, and those of its sections, cannot be changed.
+
+    An assignment raises UserError.
+    """
+    return _copy(section, is_frozen=True)
+
+
+def editable(section: Class) -> Class:
+    """Returns a copy of a section, frozen or not, whose settings can be changed."""
+    return _copy(section, is_frozen=False)
+
+
+def _copy(section: Class, *, is_frozen: bool) -> Class:
+    copied = copy.deepcopy(section)
+    for part in sections_in(copied):
+        vars(part).pop(_FROZEN, None)
+        if is_frozen:
+            vars(part)[_FROZEN] = True
+    return copied
+
+
+def sections_in(section: object) -> Iterator[object]:
+    """Yields a section and the sections in it, without their parts."""
+    yield section
+    for name, field in fields_of(type(section)).items():
+        if section_of(field) is not None:
+            yield from sections_in(getattr(section, name))
+
+
+def values_of(section: object) -> dict[str, object]:
+    """Returns the settings of a section or part by name, as JSON values."""
+    return TypeAdapter(type(section)).dump_python(section, mode="json")
+
+
 def add_part(section: type, field: str, part: type) -> None:
     """Adds a class to the parts that a field of a section may have, such as a user-defined one."""
     parts_of(fields_of(section)[field]).append(part)
@@ -356,12 +467,20 @@ def section_of(field: FieldInfo) -> type | None:
 
 
 def kind_of(field: FieldInfo) -> type:
-    """Returns bool, int, float, str or tuple; object for a part or a section."""
+    """Returns bool, int, float, str or tuple; object for a part or a section.
+
+    A `Written` value is a text.
+    """
     kind = field.annotation
-    if typing.get_origin(kind) is Literal:
+    if typing.get_origin(kind) is Literal or is_written(field):
         return str
     kind = typing.get_origin(kind) or kind
     return kind if isinstance(kind, type) and kind in (bool, int, float, str, tuple) else object
+
+
+def is_written(field: FieldInfo) -> bool:
+    """Returns whether the values of a field are `Written`."""
+    return isinstance(field.annotation, type) and issubclass(field.annotation, Written)
 
 
 def item_kind_of(field: FieldInfo) -> type | None:

@@ -33,7 +33,6 @@ import jax
 
 from jzero import cli, command_flags, config, http, setup, terminal
 from jzero.commands.evaluate import defaults as model_defaults
-from jzero.config.data_sources import read_sources
 from jzero.errors import UserError
 from jzero.files import naming_full_disk, split_commas
 from jzero.generation import rows
@@ -119,8 +118,8 @@ def run(options: Options, settings: config.Config) -> None:
 
 def describe(options: Options, settings: config.Config) -> str:
     """Returns the card of the data set, which reveals no local directory."""
-    sources = read_sources("task.data", settings.task.data or settings.task.name)
-    data = ", ".join(public_name(rows.path) for rows in sources)
+    sources = [rows.path for rows in settings.task.data] or [settings.task.name]
+    data = ", ".join(map(public_name, sources))
     adapter = settings.model.adapter.path
     model = options.shown_name
     if adapter:

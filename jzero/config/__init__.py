@@ -10,7 +10,7 @@ from jzero.config.checks import (
     positions_of,
     validate,
 )
-from jzero.config.data_sources import Rows, read_sources
+from jzero.config.data_sources import Rows, Sources
 from jzero.config.flags import Flag, apply_flags, put_value, split_flags, value_of
 from jzero.config.placement import Apart, Jobs, Together
 from jzero.config.presets import (

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from jzero import algorithms, http
 from jzero.config import architecture, drafts, teachers, turns
-from jzero.config.data_sources import read_sources
 from jzero.config.placement import Jobs, Together
 from jzero.config.schema import (
     EIGHT_BITS,
@@ -38,13 +37,17 @@ BRANCH_NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 POSITIONS = "max_position_embeddings"  # key in the config.json of a model
 
 
-def validate(config: Config, is_training: bool = False) -> None:
+def validate(config: Config, is_training: bool = False, *, has_jax: bool = True) -> None:
     """Raises a UserError that names every combination of settings that cannot work.
 
-    is_training: whether the config is for an RL run. False for commands that only sample.
+    Args:
+        config: the settings.
+        is_training: whether the config is for an RL run. False for commands that only sample.
+        has_jax: whether to make the checks that import JAX, too.
     """
     mistakes = []
-    for check in (*CHECKS, *(TRAINING_CHECKS if is_training else ())):
+    training_checks = TRAINING_CHECKS if is_training else ()
+    for check in (*CHECKS, *(JAX_CHECKS if has_jax else ()), *training_checks):
         mistakes += check(config)
     if mistakes:
         raise UserError("; ".join(mistakes))
@@ -709,21 +712,10 @@ def check_length_of_the_run(config: Config) -> Iterator[str]:
             )
 
 
-def check_data_sources(config: Config) -> Iterator[str]:
-    """The data sources must be written correctly, and their numbers in bounds."""
-    sft = config.sft
-    if sft is not None and not sft.data:
+def check_examples(config: Config) -> Iterator[str]:
+    """Supervised fine-tuning needs examples."""
+    if config.sft is not None and not config.sft.data:
         yield "sft.data= names no examples: set sft.data, or sft=none for RL"
-    for name, text in (
-        ("task.data", config.task.data),
-        ("task.eval_data", config.task.eval_data),
-        ("sft.data", sft.data if sft else ""),
-        ("sft.eval_data", sft.eval_data if sft else ""),
-    ):
-        try:
-            read_sources(name, text)
-        except UserError as error:
-            yield str(error)
 
 
 def check_evaluation(config: Config) -> Iterator[str]:
@@ -928,7 +920,6 @@ CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (
     check_quantized_weights,
     check_offload,
     check_moments,
-    check_parts_of_the_algorithm,
     check_dual_clip,
     check_parts_of_the_loss,
     check_teacher,
@@ -941,8 +932,9 @@ CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (
     check_placement_of_sft,
     check_resume,
     check_length_of_the_run,
-    check_data_sources,
+    check_examples,
     check_evaluation,
 )
+JAX_CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (check_parts_of_the_algorithm,)
 # Additional checks for reinforcement learning.
 TRAINING_CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (check_corrected_sampler,)

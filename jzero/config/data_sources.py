@@ -5,19 +5,17 @@
     rows('a.jsonl',weight=3),rows('b.jsonl',weight=1)   three rows of a.jsonl for each of b.jsonl
 
 A source is a plain path or `rows(...)`, whose arguments are the fields of `Rows`; its first
-argument may be the path without a name. Several sources are separated by commas. Imports no jax.
+argument may be the path without a name. Several sources are separated by commas. A setting with
+sources is a `Sources`, which is read from such a text when it is assigned. Imports no jax.
 """
 
-import functools
 import re
 from dataclasses import replace
+from typing import Self
 
 from jzero.errors import UserError, shown
-from jzero.fields import build, fields_of, record
+from jzero.fields import Written, build, fields_of, record
 from jzero.notation import read_values
-
-# The settings that name data sources.
-DATA_SETTINGS = ("task.data", "task.eval_data", "sft.data", "sft.eval_data")
 
 
 @record
@@ -61,9 +59,47 @@ class Rows:
         return f"rows({','.join([*path, *named])})"
 
 
-def show_sources(sources: tuple[Rows, ...]) -> str:
-    """Returns sources as one setting names them."""
-    return ",".join(map(str, sources))
+class Sources(tuple[Rows, ...], Written):
+    """The data sets of a setting; () if it names none."""
+
+    __slots__ = ()
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Returns the sources that a text names, such as "a.jsonl,b.jsonl"; () for "".
+
+        Raises:
+            UserError: a source cannot be read, or has a number out of bounds. The message is the
+                rest of one that begins with the setting.
+        """
+        items = split_sources(text)
+        if text.strip() and not items:
+            raise UserError("names no set: give a file, a directory or a hub id")
+        return cls(_read_item(item, of_several=len(items) > 1) for item in items)
+
+    def check(self) -> None:
+        """Raises UserError if only some sources have weights, or the levels exclude all rows."""
+        weights = [source.weight for source in self]
+        # A set without a weight would never be drawn, and few users mean that by leaving it out.
+        if any(weights) and not all(weights):
+            raise UserError(": some of the sets have a weight: give each of them one, or none")
+        for source in self:
+            if 0 < source.level_max < source.level_min:
+                raise UserError(
+                    f": level_min={source.level_min} is above level_max={source.level_max}: no row "
+                    "has such a level; raise level_max"
+                )
+
+    def __str__(self) -> str:
+        """Returns the sources as one setting names them."""
+        return ",".join(map(str, self))
+
+    __repr__ = Written.__repr__
+
+
+def as_sources(value: str | Sources) -> Sources:
+    """Returns the sources of a text, or sources themselves."""
+    return Sources.from_text(value) if isinstance(value, str) else value
 
 
 # Either rows(...), in which brackets and commas may stand in quotes, or all up to the next comma.
@@ -81,37 +117,41 @@ def split_sources(*lists: str) -> list[str]:
     return [item for item in items if item]
 
 
-@functools.cache
-def read_sources(name: str, text: str) -> tuple[Rows, ...]:
-    """Returns the sources that a setting names; () for "".
-
-    name: the setting, such as task.data, for error messages.
-
-    Raises:
-        UserError: a source cannot be read, has a number out of bounds, or only some have weights.
-    """
-    sources = tuple(read_source(name, item) for item in split_sources(text))
-    weights = [source.weight for source in sources]
-    # A set without a weight would never be drawn, and few users mean that by leaving it out.
-    if any(weights) and not all(weights):
-        raise UserError(
-            f"{name}={shown(text)}: some of the sets have a weight: give each of them one, or none"
-        )
-    return sources
-
-
 def read_source(name: str, text: str) -> Rows:
     """Returns one source.
+
+    name: the flag or setting that has the text, for error messages.
 
     Raises:
         UserError: it cannot be read, or has a number out of bounds.
     """
-    text = text.strip()
-    if not text.startswith("rows("):
-        return _read_path(name, text)
-    where = f"{name}={shown(text)}"
+    try:
+        rows = _read_item(text.strip())
+        Sources((rows,)).check()
+    except UserError as error:
+        raise UserError(_joined(f"{name}={shown(text.strip())}", str(error))) from None
+    return rows
+
+
+def _read_item(text: str, *, of_several: bool = False) -> Rows:
+    """Returns one source of a text. Raises UserError with the rest of a message."""
+    try:
+        return _read_rows(text) if text.startswith("rows(") else _read_path(text)
+    except UserError as error:
+        if not of_several:
+            raise
+        raise UserError(f": {_joined(shown(text), str(error))}") from None
+
+
+def _joined(start: str, rest: str) -> str:
+    """Returns a message from its start, such as task.data=a.jsonl, and its rest."""
+    return f"{start}{'' if rest.startswith(':') else ' '}{rest}"
+
+
+def _read_rows(text: str) -> Rows:
+    """Returns the source of a text such as rows('a.jsonl',limit=100)."""
     if not text.endswith(")"):
-        raise UserError(f"{where}: close the bracket, and put a comma before the next set")
+        raise UserError(": close the bracket, and put a comma before the next set")
     arguments = text[len("rows(") : -1]
     if re.match(r"[^,='\"]+(,|$)", arguments):  # a path without quotes
         arguments = f"path={arguments}"
@@ -119,20 +159,12 @@ def read_source(name: str, text: str) -> Rows:
     if quoted_path:
         arguments = f"path={arguments}"
     try:
-        rows = build(Rows, read_values(Rows, arguments))
+        return build(Rows, read_values(Rows, arguments))
     except UserError as error:
-        raise UserError(
-            f"{where}: {error}. Write it as rows('FILE',split='train',limit=100)"
-        ) from None
-    if 0 < rows.level_max < rows.level_min:
-        raise UserError(
-            f"{where}: level_min={rows.level_min} is above level_max={rows.level_max}: no row has "
-            "such a level; raise level_max"
-        )
-    return rows
+        raise UserError(f": {error}. Write it as rows('FILE',split='train',limit=100)") from None
 
 
-def _read_path(name: str, text: str) -> Rows:
+def _read_path(text: str) -> Rows:
     """Returns the source of a plain path, after which the earlier notation may name columns."""
     rows = Rows()
     path = text
@@ -140,8 +172,8 @@ def _read_path(name: str, text: str) -> Rows:
     while found := _COLUMN.fullmatch(path):
         path, kind, column = found.groups()
         if getattr(rows, kind):
-            raise UserError(f"{name}={shown(text)} names the column {kind} twice: name it once")
+            raise UserError(f"names the column {kind} twice: name it once")
         rows = replace(rows, **{kind: column.strip()})
     if rows != Rows() and not path.strip():
-        raise UserError(f"{name}={shown(text)} names columns and no set: write it before them")
+        raise UserError("names columns and no set: write it before them")
     return replace(rows, path=path.strip())

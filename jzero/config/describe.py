@@ -14,7 +14,8 @@ import inspect
 import textwrap
 from collections.abc import Iterator
 
-from jzero.config.data_sources import DATA_SETTINGS, Rows
+from jzero.config.data_sources import Rows
+from jzero.config.flags import names_sources
 from jzero.config.schema import Config, Setting, known_names, list_sections, list_settings
 from jzero.errors import UserError
 from jzero.fields import (
@@ -133,7 +134,7 @@ def describe_setting(item: Setting) -> str:
     lines = ["\n    ".join(lines)]
     for part in item.parts:
         lines += describe_part(item, part)
-    if item.name in DATA_SETTINGS:
+    if names_sources(item.name):
         lines += describe_rows(item)
     if item.parts:
         lines.append(f"\n--config.{item.name}.NAME=VALUE changes an argument of the chosen part.")
@@ -173,7 +174,7 @@ def describe_argument(name: str) -> str:
         lines = [f"--config.{name}={shown_default(item)}, with {owner}={part_name(part)}"]
         lines += textwrap.wrap(describe_value(item), WIDTH - 4)
         lines = ["\n    ".join(lines)]
-        if name in DATA_SETTINGS:
+        if names_sources(name):
             lines += describe_rows(item)
         texts += lines
     return "\n".join(texts)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from pydantic.fields import FieldInfo
 
 from jzero.config.architecture import ARCH, Architecture, change_entry
-from jzero.config.data_sources import DATA_SETTINGS, Rows, read_sources, show_sources
+from jzero.config.data_sources import Rows, Sources
 from jzero.config.schema import Config, known_names, list_sections
 from jzero.errors import UserError, shown, slips
 from jzero.fields import (
@@ -127,7 +127,12 @@ def check_texts(flags: Sequence[Flag]) -> None:
 def rows_argument(name: str) -> bool:
     """Returns whether a name is an argument of the sets of a setting, such as task.data.problem."""
     setting, _, argument = name.rpartition(".")
-    return setting in DATA_SETTINGS and argument in fields_of(Rows)
+    return names_sources(setting) and argument in fields_of(Rows)
+
+
+def names_sources(name: str) -> bool:
+    """Returns whether the value of a setting is data sets, such as task.data."""
+    return any(field.annotation is Sources for field in known_names().get(name, ()))
 
 
 def arch_entry(name: str) -> bool:
@@ -186,10 +191,11 @@ def _change_rows(root: object, name: str, text: str) -> None:
     """Changes an argument of every set of a setting with data sets."""
     setting, _, argument = name.rpartition(".")
     value = read_value(name, fields_of(Rows)[argument], text)
+    sources = value_of(root, setting)
     # Without a set, the argument belongs to the default set of the task: an empty path.
-    sources = read_sources(setting, str(value_of(root, setting) or "")) or (Rows(),)
-    changed = tuple(build(Rows, vars(rows) | {argument: value}) for rows in sources)
-    put_value(root, setting, show_sources(changed))
+    rows = sources if isinstance(sources, Sources) and sources else (Rows(),)
+    changed = [build(Rows, vars(source) | {argument: value}) for source in rows]
+    put_value(root, setting, Sources(changed))
 
 
 def put_value(root: object, name: str, value: object, *, is_text: bool = False) -> None:

@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 
 from jzero import algorithms
 from jzero.config import drafts, schedules, teachers, turns
+from jzero.config.data_sources import Sources, as_sources
 from jzero.config.placement import Apart, Jobs, Together
 from jzero.config.teachers import LONGEST_LIMIT, MOST_REQUESTS, MOST_RETRIES
 from jzero.errors import UserError
@@ -27,12 +28,14 @@ from jzero.fields import (
     LARGEST_INT,
     SECTION_NAMES,
     Field,
+    NameAndValue,
     Text,
     fields_of,
     part,
     parts_of,
     section,
     section_of,
+    written,
 )
 
 EIGHT_BITS = ("int8", "fp8")  # the keys of numerics.eight_bits.FORMATS
@@ -296,11 +299,11 @@ class TaskConfig:
     """Maximum number of agents that run in processes at the same time. Others wait."""
 
     # Data sets.
-    data: str = ""
+    data: Sources = written(default=Sources(), converter=as_sources)
     """Data sets, separated by commas: hub id, config@id, local file or directory; or rows(...),
     which also chooses columns and rows: rows('FILE',split='hard',limit=1000). Empty: the default
     set of the task (countdown generates its problems)."""
-    eval_data: str = ""
+    eval_data: Sources = written(default=Sources(), converter=as_sources)
     """Held-out data sets, in the notation of task.data. rows(split='validation') is that split of
     task.data. Empty: the split test of task.data, if there is one."""
     drop_last: bool = False
@@ -322,7 +325,7 @@ class TaskConfig:
     last_number for GSM8K, oat_countdown for Countdown), open-r1's (open_r1 at e4ac3ae,
     open_r1_1416fa0 at the commit of its recipes), the package math-verify (math_verify), PRM800K's
     two stages (sympy)."""
-    options: tuple[Text, ...] = ()
+    options: tuple[NameAndValue, ...] = ()
     """Settings that only this task has, as name=value, with one flag for each, such as value_max=15
     of countdown (docs/data-and-rewards.md). They replace those of the recipe."""
 
@@ -554,12 +557,12 @@ class WarmStart:
 class Sft:
     """The run does supervised fine-tuning instead of RL (configs/sft.py)."""
 
-    data: str = ""
+    data: Sources = written(default=Sources(), converter=as_sources)
     """Data sets, in the notation of task.data, with a column messages, columns prompt and
     completion, a column conversations or text, or columns problem and solution, or question and
     answer; or the name of a task, for its warm-start examples: warm_start.steps *
     warm_start.batch_size of them."""
-    eval_data: str = ""
+    eval_data: Sources = written(default=Sources(), converter=as_sources)
     """Held-out data sets, in the notation of task.data. rows(split='validation') is that split of
     sft.data. Empty: the split test of sft.data, if there is one."""
     chat_template: str = ""

@@ -1,6 +1,5 @@
 """A config as the text of a run's config.json, and back."""
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from typing import TypeVar
@@ -10,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 from jzero import json_values
 from jzero.config.schema import Config
 from jzero.errors import UserError
-from jzero.fields import user_error
+from jzero.fields import user_error, values_of
 from jzero.json_types import JsonValue
 
 Section = TypeVar("Section")
@@ -18,7 +17,7 @@ Section = TypeVar("Section")
 
 def to_json(config: Config) -> str:
     """Returns the text of a run's config.json."""
-    return json.dumps(dataclasses.asdict(config), indent=1)
+    return json.dumps(values_of(config), indent=1)
 
 
 def from_json(text: str, source: str) -> Config:
@@ -41,7 +40,7 @@ def from_json(text: str, source: str) -> Config:
 
 
 def read_section(section: type[Section], values: Mapping[str, object]) -> Section:
-    """Builds a section from its JSON values, which `dataclasses.asdict` has written."""
+    """Builds a section from its JSON values, which `fields.values_of` has returned."""
     return TypeAdapter(section).validate_json(json.dumps(values))
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, Self, TypeVar
 
-from jzero.config.data_sources import Rows, read_sources
+from jzero.config.data_sources import Rows, Sources
 from jzero.errors import UserError, counted
 from jzero.problems import overlap, problem_sets
 from jzero.problems.problem_sets import Place
@@ -83,15 +83,14 @@ def selection_of(task: TaskConfig) -> Selection:
         UserError: a source has no path, and the task no default set; or there is no source.
     """
     default = problem_sets.DEFAULT_SETS.get(task.name, "")
-    train = read_sources("task.data", task.data or default)
-    has_unnamed = any(not rows.path for rows in train) and not default
-    if has_unnamed or (task.data and not train):
+    train = task.data or Sources.from_text(default)
+    if any(not rows.path for rows in train) and not default:
         raise UserError(
             f"task.data={task.data} names no set, and task.name={task.name} has no set of its own: "
             "write rows('FILE',...)"
         )
     train = tuple(replace(rows, path=rows.path or default) for rows in train)
-    return Selection(train, read_sources("task.eval_data", task.eval_data))
+    return Selection(train, task.eval_data)
 
 
 # -- One set ---------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from __future__ import annotations
 import builtins
 import json
 import re
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from jzero.json_values import as_list, as_text
 from jzero.programming import code_tests
@@ -27,7 +27,7 @@ from jzero.types import JsonValue
 WORDS = "words"  # task.feedback.right and task.feedback.wrong only
 TEST = "test"
 ERROR = "error"
-FEEDBACKS = (TEST, ERROR, WORDS)
+Feedback = Literal["test", "error", "words"]
 
 MAX_SHOWN = 300  # characters per input, output or error
 

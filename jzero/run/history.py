@@ -15,7 +15,7 @@ from pathlib import Path
 
 from jzero import algorithms, json_values
 from jzero.config import Config, flatten, teachers, to_json
-from jzero.config.data_sources import read_source, read_sources, split_sources
+from jzero.config.data_sources import read_source, split_sources
 from jzero.errors import UserError, reason_of
 from jzero.files import JsonObject, parse_json, read_text
 from jzero.model.hub import public_name
@@ -106,7 +106,7 @@ def stage_of(config: Config, step: int) -> Stage:
     is_sft = sft is not None
     # The sources of an SFT run can be data sets and tasks that generate examples.
     if sft is not None:
-        sources = [rows.path for rows in read_sources("sft.data", sft.data)]
+        sources = [rows.path for rows in sft.data]
         task = next((source for source in sources if draws_examples(source)), "")
     else:
         sources = [rows.path for rows in row_loader.selection_of(config.task).train]

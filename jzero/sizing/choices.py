@@ -30,6 +30,7 @@ from jzero.config import (
     positions_of,
     put_value,
 )
+from jzero.config.data_sources import Sources
 from jzero.errors import UserError
 from jzero.model import adapters, huggingface, qwen, tokenizer
 from jzero.model.directory import file_in, read_json
@@ -494,7 +495,7 @@ def prompts_of(task: TaskConfig, data: Data) -> Sequence[Prompt]:
     if data.sample is None:
         return data.observations
     # The prompts are the same with any reward, and the reward's own check names its mistakes.
-    task = replace(task, data=str(data.rows), eval_data="", reward=RewardConfig())
+    task = replace(task, data=Sources((data.rows,)), eval_data=Sources(), reward=RewardConfig())
     if task.name == code.NAME:
         read = code.read_set
     elif find_task(task.name).templates is MATH_TEMPLATES:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jzero.config import TaskConfig
-from jzero.config.data_sources import Rows, read_source, read_sources
+from jzero.config.data_sources import Rows, read_source
 from jzero.environments import environment_task
 from jzero.errors import UserError
 from jzero.json_values import as_object
@@ -107,8 +107,8 @@ def read_data(text: str, task: TaskConfig) -> Data:
     columns.
     """
     rows = read_source("--data", text)
-    if given := read_sources("task.data", task.data):
-        rows = with_fields_of(rows, given[0])
+    if task.data:
+        rows = with_fields_of(rows, task.data[0])
     source = rows.path
     dataset = row_loader.open_rows(rows, "train", "--data")
     if not len(dataset):

@@ -9,6 +9,7 @@ from jzero.problems.prompts import PromptTemplate
 from jzero.tasks.task import (
     TASKS,
     Task,
+    check_task_options,
     check_task_settings,
     draws_examples,
     find_task,

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from jzero.answers.published import VERIFIERS
-from jzero.config.data_sources import Rows, show_sources
+from jzero.config.data_sources import Rows, Sources
 from jzero.errors import UserError
 from jzero.fields import (
     LARGEST_FLOAT,
@@ -28,7 +28,7 @@ from jzero.fields import (
 )
 from jzero.json_values import as_list, as_object, member, to_integer
 from jzero.problems import problem_sets, row_loader
-from jzero.problems.options import read_known_options
+from jzero.problems.options import read_options
 from jzero.problems.prompts import (
     COUNTDOWN_QUESTION,
     COUNTDOWN_TEMPLATES,
@@ -83,7 +83,7 @@ def options_of(task: TaskConfig) -> Options:
 
     Raises UserError for a wrong value.
     """
-    options = read_known_options(Options, task.options)
+    options = read_options(Options, task.options)
     if options.numbers_min > options.numbers_max:
         raise UserError(
             f"task.options=numbers_min={options.numbers_min} is above numbers_max="
@@ -293,7 +293,7 @@ def _published_splits(selection: Selection) -> tuple[list[Puzzle], list[Puzzle]]
     """
     if len(selection.train) > 1:
         raise UserError(
-            f"task.data={show_sources(selection.train)}: countdown trains on one set, name one"
+            f"task.data={Sources(selection.train)}: countdown trains on one set, name one"
         )
     rows = next(iter(selection.train))
     source = rows.path

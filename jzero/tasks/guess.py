@@ -17,7 +17,7 @@ from jzero.fields import (
 )
 from jzero.json_values import to_integer
 from jzero.problems import problem_sets
-from jzero.problems.options import read_known_options
+from jzero.problems.options import read_options
 from jzero.problems.prompts import GUESS_TEMPLATES, PLAIN_REPLY, find_template
 from jzero.types import Grade, JsonValue, Problem
 
@@ -42,7 +42,7 @@ class Options:
 
 def options_of(task: TaskConfig) -> Options:
     """Returns the options of guess; the defaults if the task of the run is another one."""
-    return read_known_options(Options, task.options)
+    return read_options(Options, task.options)
 
 
 # Problems.

@@ -23,7 +23,7 @@ from jzero.fields import (
 )
 from jzero.json_values import as_object, as_text
 from jzero.problems import overlap, problem_sets, row_loader
-from jzero.problems.options import read_known_options
+from jzero.problems.options import read_options
 from jzero.problems.problem_sets import AskedRow, Row
 from jzero.problems.prompts import (
     BOXED,
@@ -60,7 +60,7 @@ class Options:
 
 def options_of(task: TaskConfig) -> Options:
     """Returns the options; the defaults for a suite of questions in a run of another task."""
-    return read_known_options(Options, task.options)
+    return read_options(Options, task.options)
 
 
 OPEN = "open"  # the task of questions without answers: only user-defined rewards score responses

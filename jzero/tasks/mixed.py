@@ -22,8 +22,6 @@ load this module.
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import functools
 import json
 from collections import Counter
@@ -31,13 +29,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from jzero.config.data_sources import Rows, read_source
+from jzero.config.data_sources import Rows, Sources
 from jzero.config.flags import put_texts
 from jzero.errors import UserError, counted, quoted
-from jzero.fields import record
+from jzero.fields import editable, record, values_of
 from jzero.files import split_commas
 from jzero.problems import problem_sets, row_loader
-from jzero.problems.options import read_options
+from jzero.problems.options import check_options, read_options
 from jzero.problems.problem_sets import AskedRow
 from jzero.problems.row_loader import Loaded, Sets
 from jzero.tasks import code, math_problems
@@ -141,8 +139,8 @@ def settings_of_row_task(task: TaskConfig, name: str) -> TaskConfig:
         UserError: an option names an unknown setting, or a value has the wrong type.
     """
     # `data` of a row task names columns and levels (`own_rows`).
-    own = copy.deepcopy(task)
-    own.name, own.data, own.options = ROW_TASKS[name].task, "", ()
+    own = editable(task)
+    own.name, own.data, own.options = ROW_TASKS[name].task, Sources(), ()
     values: dict[str, list[str]] = {}
     # A repeated option adds items to a tuple, so all values of a setting are collected first.
     for option in task.options:
@@ -166,9 +164,7 @@ def all_settings(task: TaskConfig) -> dict[str, TaskConfig]:
 
 def _options(task: TaskConfig) -> Options:
     """Returns the options of the task `mixed` itself."""
-    # Options with a dot override the settings of one row task.
-    own = [option for option in task.options if "." not in option.partition("=")[0]]
-    return read_options(Options, own)
+    return read_options(Options, task.options)
 
 
 def check(task: TaskConfig) -> None:
@@ -176,6 +172,9 @@ def check(task: TaskConfig) -> None:
 
     `task.check_task_settings` runs the checks of the row tasks.
     """
+    # Options with a dot override the settings of one row task.
+    own_options = [option for option in task.options if "." not in option.partition("=")[0]]
+    check_options(Options, own_options)
     names = row_tasks(task)
     for option in task.options:
         head, dot, setting = option.partition("=")[0].partition(".")
@@ -184,8 +183,6 @@ def check(task: TaskConfig) -> None:
                 f"task.options={option}: {head} is not one of the tasks that rows may name, "
                 f"{', '.join(names)}"
             )
-        if dot and "=" not in option:
-            raise UserError(f"task.options={option} gives no value: write {option}=VALUE")
         if dot and setting.partition(".")[0] in RUN_SETTINGS:
             raise UserError(
                 f"task.options={option}: task.{setting} holds for all rows, set it there"
@@ -212,7 +209,7 @@ def load_sets(task: TaskConfig) -> Sets[AskedRow]:
         UserError: a data set cannot be loaded, a row names no task, or no rows to train on remain.
     """
     # TaskConfig is mutable and without a hash, so its JSON is the key.
-    key = json.dumps(dataclasses.asdict(task))
+    key = json.dumps(values_of(task))
     if key not in _LOADED:
         selection = row_loader.selection_of(task)
         notes_on = functools.partial(_notes_on, task)
@@ -313,7 +310,7 @@ def own_rows(name: str, own: TaskConfig, source: Rows) -> Rows:
 
     Args:
         name: the task name of the rows.
-        own: the settings of the row task. Its `data` names columns and levels, or is "" for the
+        own: the settings of the row task. Its `data` names columns and levels, or is () for the
             columns of the source.
         source: the data set with the rows of all tasks.
 
@@ -322,13 +319,14 @@ def own_rows(name: str, own: TaskConfig, source: Rows) -> Rows:
     """
     if not own.data:
         return replace(source, level_min=0, level_max=0)  # the whole set has these levels
-    rows = read_source(f"task.options={name}.data", own.data)
-    if rows != Rows(
+    rows = own.data[0]
+    has_columns_and_levels_only = rows == Rows(
         problem=rows.problem,
         answer=rows.answer,
         level_min=rows.level_min,
         level_max=rows.level_max,
-    ):
+    )
+    if not has_columns_and_levels_only or len(own.data) > 1:
         raise UserError(
             f"task.options={name}.data={own.data}: the rows of all tasks are in task.data; give "
             "only problem, answer, level_min and level_max here"

@@ -23,7 +23,7 @@ from jzero.fields import (
     record,
 )
 from jzero.problems import problem_sets
-from jzero.problems.options import read_known_options
+from jzero.problems.options import read_options
 from jzero.problems.prompts import SUMS_TEMPLATES, find_template
 from jzero.tasks import arithmetic
 from jzero.types import Grade, JsonValue, Problem
@@ -51,7 +51,7 @@ class Options:
 
 def options_of(task: TaskConfig) -> Options:
     """Returns the options of sums; the defaults if the task of the run is another one."""
-    return read_known_options(Options, task.options)
+    return read_options(Options, task.options)
 
 
 # Problems.

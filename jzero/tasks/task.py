@@ -18,7 +18,7 @@ from jzero.config import turns
 from jzero.environments import agent_task, agents, environment, environment_task
 from jzero.environments.tools import episodes as tool_episodes
 from jzero.errors import UserError
-from jzero.problems.options import read_options
+from jzero.problems.options import check_options
 from jzero.problems.prompts import (
     ARITHMETIC_TEMPLATES,
     CODE_TEMPLATES,
@@ -118,8 +118,8 @@ class Task(NamedTuple):
     process, after `grade`. A task without `reply` has single-turn episodes."""
 
     options: type | None = None
-    """A frozen dataclass of further settings of the task. The task's functions read them with
-    `read_options(options, task.options)`."""
+    """A record (`fields.record`) of further settings of the task. The task's functions read them
+    with `read_options(options, task.options)`."""
 
     check: Callable[[TaskConfig], None] = _no_check
     """check(task) raises UserError if the task cannot work with these settings on this machine."""
@@ -312,12 +312,7 @@ def check_task_settings(task: TaskConfig, max_turns: int) -> None:
             f"task.system_prompt={task.system_prompt!r} is not used by task.template="
             f"{task.template}: set task.template=chat, or task.system_prompt="
         )
-    if found.options is not None:
-        read_options(found.options, task.options)
-    elif task.options:
-        raise UserError(
-            f"task.options={task.options}: task.name={task.name} has no options of its own"
-        )
+    check_task_options(task)
     found.check(task)
     # Settings of environments.
     if task.environment and task.name != environment.NAME:
@@ -347,6 +342,20 @@ def check_task_settings(task: TaskConfig, max_turns: int) -> None:
         raise UserError(
             f"rollout.max_turns={max_turns}: task.name={task.name} has no replies in template "
             f"{task.template}; set rollout.max_turns=1, or choose from {', '.join(known)}"
+        )
+
+
+def check_task_options(task: TaskConfig) -> None:
+    """Raises UserError if there is no such task, or for an option that the task does not have."""
+    found = find_task(task.name)
+    if task.name == mixed.NAME:
+        mixed.check(task)
+    elif found.options is not None:
+        check_options(found.options, task.options)
+    elif task.options:
+        raise UserError(
+            f"task.options={','.join(task.options)}: task.name={task.name} has no options: remove "
+            "them"
         )
 
 

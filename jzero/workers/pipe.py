@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import functools
 import json
 import socket
@@ -23,6 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from jzero.config import TaskConfig, read_section
+from jzero.fields import values_of
 from jzero.json_values import as_list, as_object, as_text, from_fields
 from jzero.types import Grade, JsonValue, Turns
 
@@ -105,7 +105,7 @@ def _write_task(task: TaskConfig) -> str:
     global _written
     known = _written
     if known is None or known[0] != task:
-        known = copy.deepcopy(task), json.dumps(dataclasses.asdict(task))
+        known = copy.deepcopy(task), json.dumps(values_of(task))
         _written = known
     return known[1]
 

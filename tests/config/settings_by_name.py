@@ -25,10 +25,14 @@ def shown_value(settings: object, name: str) -> object:
     """
     setting, _, argument = name.rpartition(".")
     if setting.endswith("data"):
-        [first, *_] = config.read_sources(setting, str(get(settings, setting)))
+        sources = get(settings, setting)
+        assert isinstance(sources, config.Sources)
+        [first, *_] = sources
         return getattr(first, argument)
     if name.endswith(".data"):
-        return ",".join(rows.path for rows in config.read_sources(name, str(get(settings, name))))
+        sources = get(settings, name)
+        assert isinstance(sources, config.Sources)
+        return ",".join(rows.path for rows in sources)
     value = get(settings, name)
     is_name_of_part = value is None or is_part(value)
     return part_name(class_of_part(value)) if is_name_of_part else value

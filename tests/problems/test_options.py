@@ -8,7 +8,7 @@ import pytest
 from jzero import cli, config
 from jzero.errors import UserError
 from jzero.fields import Field, record
-from jzero.problems.options import read_known_options, read_options
+from jzero.problems.options import check_options, read_options
 
 
 @record
@@ -41,8 +41,8 @@ def test_flags_give_options_one_by_one_and_replace_those_of_the_recipe() -> None
 @pytest.mark.parametrize(
     "option, message",
     [
-        ("largest", "'largest' is not an option of this task: use largest=int, bonus=float"),
-        ("smallest=1", "'smallest=1' is not an option of this task"),
+        ("largst=8", "task.options=largst=8 is not an option of this task; did you mean largest"),
+        ("x=1", "task.options=x=1 is not an option of this task; use largest=int, bonus=float"),
         ("largest=7.5", "task.options=largest=7.5 must be a whole number"),
         ("largest=100", "task.options=largest=100 must be at most 99"),
         ("largest=-1", "task.options=largest=-1 must be at least 0"),
@@ -53,14 +53,21 @@ def test_flags_give_options_one_by_one_and_replace_those_of_the_recipe() -> None
 )
 def test_mistakes_name_the_option_and_its_type(option, message) -> None:
     with pytest.raises(UserError, match=message):
-        read_options(Options, (option,))
+        check_options(Options, (option,))
+
+
+@pytest.mark.parametrize("option", ["largest", "", "=9", " =9"])
+def test_an_option_without_a_value_is_refused_when_it_is_assigned(option: str) -> None:
+    task = config.TaskConfig()
+    with pytest.raises(UserError, match=r"task\.options=.* has no value: write NAME=VALUE"):
+        task.options = (option,)
 
 
 def test_options_of_another_task_are_left_out_and_wrong_values_are_not() -> None:
     options = ("reward=all", "largest=9")
-    assert read_known_options(Options, options) == Options(largest=9)
+    assert read_options(Options, options) == Options(largest=9)
     with pytest.raises(UserError, match="task.options=largest=x must be a whole number"):
-        read_known_options(Options, ("reward=all", "largest=x"))
+        read_options(Options, ("reward=all", "largest=x"))
 
 
 def test_a_class_that_is_not_a_record_is_told_how_to_become_one() -> None:

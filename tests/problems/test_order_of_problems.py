@@ -9,7 +9,7 @@ from pathlib import Path
 import grain
 import pytest
 
-from jzero.config import TaskConfig, read_sources
+from jzero.config import Sources, TaskConfig
 from jzero.problems import problem_sets
 from jzero.tasks import countdown, math_problems
 from jzero.types import Problem
@@ -62,7 +62,7 @@ def test_a_published_countdown_set_keeps_its_order(tmp_path: Path) -> None:
 
 def with_weights(sets: str, weights: tuple[float, ...]) -> str:
     """Returns the sources with these weights; () for none."""
-    sources = read_sources("task.data", sets)
+    sources = Sources.from_text(sets)
     pairs = zip(sources, weights or (0.0,) * len(sources), strict=True)
     return ",".join(str(replace(rows, weight=weight)) for rows, weight in pairs)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tiny import code_row, math_row, mixed_task
 
-from jzero.config import Config, RewardConfig, Sft, TaskConfig, WarmStart, turns
+from jzero.config import Config, RewardConfig, Sft, Sources, TaskConfig, WarmStart, turns
 from jzero.loops import sft
 from jzero.tasks import find_task, math_problems
 from jzero.types import JsonValue, Problem
@@ -191,6 +191,8 @@ CASES: dict[str, tuple[TaskConfig, str]] = {
 
 def fill_in(value: object, sets: dict[str, str]) -> object:
     """Returns a setting with the sources of the sets."""
+    if isinstance(value, Sources):
+        value = str(value)
     if isinstance(value, str):
         for name, source in sets.items():
             value = value.replace(f"{{{name}}}", source)

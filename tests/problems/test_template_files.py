@@ -196,7 +196,7 @@ def test_a_box_marks_the_answer_unless_the_setting_says_otherwise() -> None:
 
 
 def test_a_mark_is_for_sets_of_questions() -> None:
-    with pytest.raises(UserError, match="'answer_mark=number' is not an option of this task"):
+    with pytest.raises(UserError, match="answer_mark=number is not an option of this task"):
         check_task_settings(config.TaskConfig(options=("answer_mark=number",)), 1)
 
 

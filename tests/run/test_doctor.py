@@ -12,7 +12,7 @@ from tiny import tiny_settings
 
 from jzero import config
 from jzero.config import Config, Rows, flatten, to_json
-from jzero.config.data_sources import DATA_SETTINGS
+from jzero.config.flags import names_sources
 from jzero.config.turns import Score
 from jzero.errors import UserError
 from jzero.fields import fields_of
@@ -272,7 +272,8 @@ def test_a_quoted_response_is_short_and_on_one_line() -> None:
 def test_advice_names_settings_and_symptoms_name_metrics_that_exist() -> None:
     settings = {setting.name for setting in config.list_settings(Config())}
     # task.data.level_min is a flag: an argument of all data sets.
-    settings |= {f"{data}.{name}" for data in DATA_SETTINGS for name in fields_of(Rows)}
+    sources = [name for name in settings if names_sources(name)]
+    settings |= {f"{setting}.{name}" for setting in sources for name in fields_of(Rows)}
     for remark in REMARKS.values():
         named = re.findall(r"`(\w+\.\w[\w.]*)", remark.advice)
         assert not [name for name in named if name not in settings], remark.advice

@@ -97,7 +97,7 @@ def test_a_sandbox_that_fails_is_no_score_of_0() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"options": ("reward=most",)}, "use one of fraction, all"),
+        ({"options": ("reward=most",)}, "is not one of fraction, all"),
         ({"options": ("max_tests=-1",)}, "max_tests=-1"),
         ({"options": ("language=c",)}, "is not an option of this task"),
         ({"sandbox": Remote(url="localhost:2000")}, r"task\.sandbox\.url=localhost:2000"),

@@ -228,11 +228,10 @@ def test_sets_are_mixed_by_their_weights(two_sets: str) -> None:
 
 def test_every_set_needs_a_weight(two_sets: str) -> None:
     first, second = two_sets.split(",")
-    task = math_task(f"rows('{first}',weight=1),{second}")
 
     message = "some of the sets have a weight: give each of them one, or none"
     with pytest.raises(ValueError, match=message):
-        math_problems.train_problems(task, 3, 1, 1)
+        math_task(f"rows('{first}',weight=1),{second}")
 
 
 # Columns and dropped rows

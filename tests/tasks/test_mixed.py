@@ -202,11 +202,10 @@ def test_an_option_without_items_empties_a_tuple(data: Path) -> None:
         (("code.grade_workers=9",), "task.grade_workers holds for all rows"),
         (("math.turn_discount=0.5",), "task.turn_discount holds for all rows"),
         (("code.tools.names=python",), "task.tools.names holds for all rows"),
-        (("code.template",), "gives no value"),
-        (("template=no",), "is not an option of this task: use column=str, tasks=str"),
+        (("template=no",), "is not an option of this task; use column=str, tasks=str"),
         (("code.template=r1",), "task.template='r1' is not one of.*of the rows of code"),
         (("math.system_prompt=Hi",), "is not used by task.template=no.*of the rows of math"),
-        (("code.options=reward=most",), "use one of fraction, all.*of the rows of code"),
+        (("code.options=reward=most",), "is not one of fraction, all.*of the rows of code"),
         (("tasks=gsm8k,code", "gsm8k.template=no"), "task.name=gsm8k has no replies"),
     ],
 )

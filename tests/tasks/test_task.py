@@ -71,7 +71,7 @@ def test_a_name_in_braces_that_the_task_lacks_is_a_mistake(text) -> None:
         (
             {"options": ("a=1",)},
             1,
-            "task.options='a=1' is not an option of this task: use numbers_min",
+            "task.options=a=1 is not an option of this task; use numbers_min",
         ),
         ({"name": "gsm8k"}, 2, "task.name=gsm8k has no replies in template r1; .* countdown"),
     ],
