@@ -87,7 +87,7 @@ def first_params(config: Config, steps: int) -> qwen.Params:
     warm = replace(config.warm_start or WarmStart(), steps=steps) if steps else None
     config = replace(config, warm_start=warm)
     with Pool(0) as pool, TemporaryDirectory() as workdir:
-        run = setup.build(config, pool)
+        run = setup.build(setup.resolve(config), pool)
         policy = run.trainer.policy
         weights = setup.initial_weights(config, run.base, Path(workdir))
         params = load_model(weights, run.blueprint, policy, config.train.seed)
@@ -121,7 +121,7 @@ def difference(
 
 def run_steps(config: Config, params: qwen.Params, steps: int, pool: Pool) -> list[StepResult]:
     """Makes RL steps from `params` and prints a line for each."""
-    run = setup.build(config, pool)
+    run = setup.build(setup.resolve(config), pool)
     policy = run.trainer.policy
     state = setup.initial_state(run, jax.device_put(params, policy.model_shardings))
     results = []

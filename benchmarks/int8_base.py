@@ -69,7 +69,7 @@ def measure(settings: Config, steps: int) -> list[Result]:
     with TemporaryDirectory() as workdir, Pool(settings.task.grade_workers) as pool:
         for base in BASES:
             settings.model.base = base
-            run = setup.build(settings, pool)
+            run = setup.build(setup.resolve(settings), pool)
             frozen = frozen_base(run, Path(workdir), is_first=not results)
             accuracies, rollouts = held_out_accuracies(run, frozen)
             texts = texts or rollouts[:NUM_RESPONSES]

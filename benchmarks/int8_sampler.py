@@ -65,7 +65,7 @@ def measure(settings: Config, steps: int) -> list[Result]:
         for weights, kv_dtype in product(("native", "int8"), kv_dtypes):
             settings.rollout.weights = weights
             settings.rollout.kv_dtype = kv_dtype
-            run = setup.build(settings, pool)
+            run = setup.build(setup.resolve(settings), pool)
             params = params or trained_model(run, Path(workdir))
             published = run.publish(params)
             weight_bytes = bytes_of_one_device(published)

@@ -119,11 +119,11 @@ def measure(
     results = []
     in_fp32 = with_settings(settings, IN_FP32)
     with TemporaryDirectory() as workdir, Pool(settings.task.grade_workers) as pool:
-        trainer = setup.build(in_fp32, pool)
+        trainer = setup.build(setup.resolve(in_fp32), pool)
         weights = setup.initial_weights(in_fp32, trainer.base, Path(workdir))
         params = load_model(weights, trainer.blueprint, trainer.trainer.policy, settings.train.seed)
         for name in names:
-            run = setup.build(with_settings(in_fp32, PRECISIONS[name]), pool)
+            run = setup.build(setup.resolve(with_settings(in_fp32, PRECISIONS[name])), pool)
             # `freeze` consumes what it gets.
             base = jax.tree.map(jnp.copy, params) if run.config.model.is_base_quantized else params
             published = run.publish(run.trainer.policy.freeze(base))

@@ -172,7 +172,8 @@ def measure(workload: str, dtype: Dtype, num_steps: int, num_warmup: int) -> Jso
     seconds_to_first_step = 0.0
     num_prompt_tokens = 0
     with Pool(0) as pool:
-        run = setup.build(workload_config(workload, dtype), pool, base_model(workload))
+        config, base = workload_config(workload, dtype), base_model(workload)
+        run = setup.build(setup.resolve(config, base=base), pool)
         policy = run.trainer.policy
         seed = run.config.train.seed
         state = policy.start(load_full(run.blueprint, policy, run.base.directory, seed))

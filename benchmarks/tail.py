@@ -135,7 +135,7 @@ def summarize(metrics_of_steps: list[Metrics]) -> Metrics:
 def measure(settings: config.Config, num_steps: int, alpha: float) -> Metrics:
     """Returns the figures of the bound of staleness in `settings`."""
     with Pool(settings.task.grade_workers) as pool:
-        run = setup.build(settings, pool)
+        run = setup.build(setup.resolve(settings), pool)
         engine = run.sampler.engine
         # No token ends a response.
         engine.program_settings = replace(engine.program_settings, stop_ids=())

@@ -105,6 +105,34 @@ def start_values(settings: config.Config, workdir: Path | None) -> dict[str, obj
     }
 
 
+def parse_before_jax(arguments: list[str]) -> Command | None:
+    """Returns the parsed command line, or None if the recipe imports JAX.
+
+    A mistake ends the process. Settings that cannot be combined, and options that the task does
+    not have, are mistakes too.
+    """
+    try:
+        with without_jax():
+            command = parse(arguments)
+            with cli.user_errors():
+                check_settings(command.settings)
+            return command
+    except ImportsJaxError:
+        return None
+
+
+def check_settings(settings: config.Config) -> None:
+    """Raises UserError for settings that cannot be combined, as far as they are known without JAX.
+
+    A run makes these checks again, with all others, after it has computed the sizes that are 0.
+    """
+    config.validate(settings, is_training=settings.sft is None, has_jax=False)
+    if settings.sft is None:
+        from jzero.tasks import check_task_options  # not at the top: it takes half a second
+
+        check_task_options(settings.task)
+
+
 def check_arguments(arguments: list[str]) -> Command | None:
     """Ends the process at a mistake in a flag or a recipe that can be seen without JAX.
 
@@ -120,11 +148,7 @@ def check_arguments(arguments: list[str]) -> Command | None:
         options, given = read_flags(command_flags.recipe(), cli.expand_price(arguments))
         check_texts(given)
         split_recipe(options.config)
-    try:
-        with without_jax():
-            return parse(arguments)
-    except ImportsJaxError:
-        return None
+    return parse_before_jax(arguments)
 
 
 def answer_help(arguments: list[str]) -> None:
@@ -154,15 +178,15 @@ def parse(arguments: list[str]) -> Command:
 def show(settings: config.Config, given: list[str]) -> str:
     """Returns every setting of a run, with the place that its value comes from.
 
-    The places are the schema (default), the recipe, a flag, and `setup.resolve` (computed), which
-    fills in what follows from other settings and from the devices.
+    The places are the schema (default), the recipe, a flag, and `setup.with_computed_settings`
+    (computed), which fills in what follows from other settings and from the devices.
 
     given: the names of the settings that flags set.
     """
-    from jzero.setup import resolve  # not at the top: it takes seconds
+    from jzero.setup import with_computed_settings  # not at the top: it takes seconds
 
     try:
-        resolved = resolve(settings)
+        resolved = with_computed_settings(settings)
     except UserError:  # the run itself reports its mistakes; its other settings are shown
         resolved = settings
     given_values = {item.name: item.value for item in config.list_settings(settings)}

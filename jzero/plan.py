@@ -39,33 +39,21 @@ import json
 import sys
 from pathlib import Path
 
-import jax
-
-from jzero import cli, command_flags, main, recipe_files, setup, terminal
+from jzero import cli, command_flags, main, recipe_files, terminal
 from jzero.config import Config
 from jzero.files import write_atomic
-from jzero.planning.chips import described_devices
-from jzero.planning.compiling import cache_directory
-from jzero.planning.fitting import set_cpu_devices
-from jzero.planning.largest import as_json, format_largest, largest_models, memory_of
-from jzero.planning.machines import find_machine, format_verdict, plan_on
-from jzero.planning.models import hub_id_of
-from jzero.planning.packs import format_packs
-from jzero.planning.report import format_report, make_report
-from jzero.planning.sizing import choose_sizes, hold_a_row
-from jzero.sizing.choices import this_machine
-from jzero.sizing.table import format_table
+
+# Modules that import JAX are imported by the functions that use them: a mistake in the command or
+# in its recipe is reported before.
 
 HERE = "here"  # the name of the machine that the command runs on
 
 
-def print_largest(topology: str, arguments: list[str], json_file: str | None) -> None:
-    """Prints the largest models for a topology. The default recipe is countdown."""
-    has_recipe = any(argument.split("=")[0] == "--config" for argument in arguments)
-    if not has_recipe:
-        # Every known model is tried in the place of the recipe's model.
-        arguments = [f"--config={recipe_files.RECIPES / 'countdown.py'}:qwen2.5-3b", *arguments]
-    settings = main.parse(arguments).settings
+def print_largest(settings: Config, topology: str, json_file: str | None) -> None:
+    """Prints the largest models for a topology."""
+    from jzero.planning.chips import described_devices
+    from jzero.planning.largest import as_json, format_largest, largest_models, memory_of
+
     devices = described_devices(topology)
     available = memory_of(devices[0])
     cells = largest_models(settings, devices, available)
@@ -77,6 +65,8 @@ def print_largest(topology: str, arguments: list[str], json_file: str | None) ->
 def with_model(settings: Config, name: str | None) -> Config:
     """Returns the settings with another known model, in place."""
     if name:
+        from jzero.planning.models import hub_id_of
+
         settings.model.path = hub_id_of(name)
     return settings
 
@@ -95,46 +85,101 @@ def command() -> None:
     parser = command_flags.plan(__doc__)
     with cli.user_errors():
         args, remaining = parser.parse_known_args()
-        if args.machine == HERE:
-            cli.start_jax([])
-        else:
-            # Compilation needs no device, and must not take one from a run on this machine.
-            jax.config.update("jax_platforms", "cpu")
+        has_recipe = not (args.packs or args.table)
+        if has_recipe and not (args.topology or args.machine):
+            parser.error("give the devices to plan for: --topology v5e:2x4, or --machine v5e-8")
+        if args.largest and not args.machine and not has_flag(remaining, "--config"):
+            # Every known model is tried in the place of the recipe's model.
+            recipe = f"--config={recipe_files.RECIPES / 'countdown.py'}:qwen2.5-3b"
+            remaining = [recipe, *remaining]
+        # None: the recipe imports JAX.
+        parsed = main.parse_before_jax(remaining) if has_recipe else None
+        choose_platform(args.machine)
         if args.packs:
+            from jzero.planning.packs import format_packs
+
             show(format_packs(args.packs))
             return
         if args.table:
+            from jzero.sizing.table import format_table
+
             show(format_table())
             return
+        settings = (parsed or main.parse(remaining)).settings
         if args.machine:
-            settings = with_model(main.parse(remaining).settings, args.model)
-            if args.machine == HERE:
-                set_cpu_devices(settings.model.path)
-                described = setup.describe_run(setup.resolve(settings))
-                settings, machine, note = described.config, this_machine(settings, Path()), ""
-            else:
-                machine = find_machine(args.machine)
-                settings, note = hold_a_row(settings, machine.devices)
-                settings = choose_sizes(settings, machine.devices, machine.device_bytes)
-            verdict = plan_on(settings, machine)
-            write_note(note)
-            show(format_verdict(settings, args.machine, verdict))
-            sys.exit(0 if verdict.fits else 1)
-        if not args.topology:
-            parser.error("give the devices to plan for: --topology v5e:2x4, or --machine v5e-8")
-        if args.largest:
-            print_largest(args.topology, remaining, args.json)
+            fits = plan_machine(with_model(settings, args.model), args.machine)
+        elif args.largest:
+            print_largest(settings, args.topology, args.json)
             return
-        settings = with_model(main.parse(remaining).settings, args.model)
-        devices = described_devices(args.topology)
-        settings, note = hold_a_row(settings, devices)
-        write_note(note)
-        settings = choose_sizes(settings, devices, memory_of(devices[0]))
-        report = make_report(settings, args.topology, cache_directory(), args.score)
-        if args.json:
-            write_atomic(args.json, json.dumps(report.as_json(), indent=1))
+        else:
+            settings = with_model(settings, args.model)
+            fits = plan_topology(settings, args.topology, args.json, has_scores=args.score)
+    sys.exit(0 if fits else 1)
+
+
+def has_flag(arguments: list[str], name: str) -> bool:
+    """Returns whether a flag is among the arguments."""
+    return any(argument.split("=")[0] == name for argument in arguments)
+
+
+def choose_platform(machine: str | None) -> None:
+    """Starts JAX for the devices of this machine, or for none."""
+    with terminal.imports():
+        import jax
+
+    if machine == HERE:
+        cli.start_jax([])
+    else:
+        # Compilation needs no device, and must not take one from a run on this machine.
+        jax.config.update("jax_platforms", "cpu")
+
+
+def plan_machine(settings: Config, name: str) -> bool:
+    """Prints the plan for a machine by arithmetic. Returns whether the run fits."""
+    with terminal.imports():
+        from jzero import setup
+        from jzero.planning.fitting import set_cpu_devices
+        from jzero.planning.machines import find_machine, format_verdict, plan_on
+        from jzero.planning.sizing import choose_sizes, hold_a_row
+        from jzero.sizing.choices import this_machine
+
+    if name == HERE:
+        set_cpu_devices(settings.model.path)
+        settings = setup.resolve(settings).config
+        machine, note = this_machine(settings, Path()), ""
+    else:
+        machine = find_machine(name)
+        settings, note = hold_a_row(settings, machine.devices)
+        settings = choose_sizes(settings, machine.devices, machine.device_bytes)
+    verdict = plan_on(settings, machine)
+    write_note(note)
+    show(format_verdict(settings, name, verdict))
+    return verdict.fits
+
+
+def plan_topology(
+    settings: Config, topology: str, json_file: str | None, *, has_scores: bool
+) -> bool:
+    """Compiles the programs of a run for a topology and prints the report.
+
+    Returns whether every phase fits.
+    """
+    with terminal.imports():
+        from jzero.planning.chips import described_devices
+        from jzero.planning.compiling import cache_directory
+        from jzero.planning.largest import memory_of
+        from jzero.planning.report import format_report, make_report
+        from jzero.planning.sizing import choose_sizes, hold_a_row
+
+    devices = described_devices(topology)
+    settings, note = hold_a_row(settings, devices)
+    write_note(note)
+    settings = choose_sizes(settings, devices, memory_of(devices[0]))
+    report = make_report(settings, topology, cache_directory(), has_scores)
+    if json_file:
+        write_atomic(json_file, json.dumps(report.as_json(), indent=1))
     show(format_report(report))
-    sys.exit(0 if report.fits else 1)
+    return report.fits
 
 
 if __name__ == "__main__":

@@ -68,6 +68,17 @@ def settings_of(arguments: Sequence[str]) -> config.Config:
         return cli.with_flags(load_recipe(options.config), given)
 
 
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Ends the process at a mistake in a command line of `settings_of` that is seen without JAX.
+
+    A process that others wait for has to join them first, so that they hear of its mistake.
+    """
+    joining, own_arguments = cli.split_process_flags(arguments)
+    if not joining.coordinator:
+        with contextlib.suppress(ImportsJaxError), without_jax():
+            settings_of(own_arguments)
+
+
 def load_recipe(text: str) -> config.Config:
     """Returns the config of a recipe: FILE, FILE:preset or FILE:preset,algorithm.
 

@@ -1,12 +1,14 @@
-"""Builds all parts of an RL run before its first step.
+"""Builds all parts of a run before its first step.
 
-    check(config, workdir)   rejects settings that cannot work
-    build(config, pool)      model, tokenizer, meshes, sampler and trainer
-    initial_state(...)       new optimizer states for the initial parameters
-    first_state(run)         the same, with the initial parameters: for loops without a workdir
+    resolve(config, workdir)   final settings, the initial model, and what the devices hold
+    build(resolved, pool)      sampler and trainer of an RL run
+    initial_state(...)         new optimizer states for the initial parameters
+    first_state(run)           the same, with the initial parameters: for loops without a workdir
 
-`check` downloads, compiles and writes nothing. `build` may download a model, but compiles nothing:
-programs are compiled when they are first called.
+Settings are resolved once: `resolve` makes all checks, fills in every setting that depends on the
+machine, on the model or on the run in the workdir, and returns settings that cannot be changed any
+more. It may download a model, but compiles and writes nothing. Programs are compiled when they are
+first called.
 """
 
 import base64
@@ -18,7 +20,7 @@ from typing import NamedTuple
 import jax
 from jax.sharding import Mesh
 
-from jzero import algorithms
+from jzero import algorithms, terminal
 from jzero.answers import published
 from jzero.blueprint import (
     Blueprint,
@@ -44,7 +46,7 @@ from jzero.config import (
 from jzero.distillation.build import read_teacher
 from jzero.environments.tools import episodes as tool_episodes
 from jzero.errors import UserError
-from jzero.fields import part_name
+from jzero.fields import frozen, part_name
 from jzero.hosts import collectives, peers, processes
 from jzero.hosts.interrupt import StopCheck, never_stop
 from jzero.jobs.stream import STREAMS, JobSettings, JobStream
@@ -69,6 +71,7 @@ from jzero.rollout.async_stream import (
 from jzero.rollout.collect import Collection
 from jzero.rollout.evaluation import encode_suites, print_left_out
 from jzero.rollout.sampler import EncodedProblem, Sampler, make_sampler
+from jzero.run import kv_pool
 from jzero.run.callbacks import check_callbacks
 from jzero.run.doctor import stop_names
 from jzero.run.hub_pushes import check_token
@@ -85,6 +88,7 @@ from jzero.tasks import (
     stop_strings,
     suites,
 )
+from jzero.tasks.problem_checks import check_problems
 from jzero.training.examples import Example, encode_completion
 from jzero.training.frozen_base import InitialWeights
 from jzero.training.learner import Learner
@@ -101,7 +105,7 @@ WARM_START_ROWS = 128
 
 @dataclass(frozen=True)
 class Run:
-    """The parts of a run that its steps use and do not change."""
+    """The parts of an RL run that its steps use and do not change."""
 
     config: Config
     base: BaseModel  # the initial model
@@ -150,19 +154,23 @@ def check_task(config: Config) -> None:
 
 
 def check(config: Config, workdir: Path) -> float | None:
-    """Raises UserError if the run cannot work. Nothing is downloaded, compiled or written.
+    """Raises UserError if a run of RL or of fine-tuning cannot work.
 
-    Returns the bytes that the run needs on each device, or None if they are unknown.
+    Nothing is downloaded, compiled or written. Returns the bytes that the run needs on each device,
+    or None if they are unknown.
     """
-    check_task(config)
+    if config.sft is None:
+        check_task(config)
+        evaluated_task.check_verifiers(config.eval)
+        stop_names(config.train.stop_on)
+        if config.warm_start is not None:
+            check_warm_start(config, config.warm_start)
+    else:
+        validate(config)
     suites.check_suites(config.eval.suites)
-    evaluated_task.check_verifiers(config.eval)
-    if config.warm_start is not None:
-        check_warm_start(config, config.warm_start)
     # Here and not when they are first used, which may be hours later.
     check_token(config.hub.push)
     check_trackers(config.train.trackers)
-    stop_names(config.train.stop_on)
     check_callbacks(config.train.callbacks)
     check_workdir(workdir, to_json(config))
     # Called for its errors: the session removes the steps.
@@ -184,16 +192,90 @@ def check_warm_start(config: Config, warm: WarmStart) -> None:
         )
 
 
-# -- computed settings -----------------------------------------------------------------------------
+# -- resolved settings -----------------------------------------------------------------------------
 
 
-def resolve(config: Config, workdir: Path | None = None) -> Config:
-    """Returns the config of a run, with the settings that follow from others or from the devices.
+class ResolvedRun(NamedTuple):
+    """A run before its first program: its final settings, and what it has on its devices."""
+
+    config: Config  # frozen
+    base: BaseModel  # the initial model
+    blueprint: Blueprint[Trainer | SupervisedTrainer]
+    planned_bytes: float | None = None  # on each device, by the planner; None if they are unknown
+    data: object = None  # the result of `read_data`
+
+
+class PreparedRun(NamedTuple):
+    """A run before its model is read."""
+
+    config: Config  # without the settings that depend on the model's files
+    planned_bytes: float | None = None
+    data: object = None
+
+
+def resolve(
+    config: Config,
+    workdir: Path | None = None,
+    base: BaseModel | None = None,
+    read_data: Callable[[Config], object] | None = None,
+) -> ResolvedRun:
+    """Returns a run with its final settings, and prints its sizes. `config` itself stays as it is.
+
+    The checks come before the model is downloaded. Reads the tokenizer and the model's config, but
+    no weights. Every process calls this function.
+
+    Args:
+        config: the settings of a recipe and its flags.
+        workdir: of the run, which may be resumed: it keeps its sizes, its date and its pages. None:
+            for loops and benchmarks without a workdir, which have no checks of files, data and
+            memory.
+        base: the result of `read_base_model` for the config, if the caller already has it.
+        read_data: reads the data of the run, before the model is downloaded; only with a workdir.
+
+    Raises UserError if the run cannot work.
+    """
+    if workdir is None:
+        prepared, recorded_pages = PreparedRun(with_computed_settings(config)), 0
+    else:
+        prepared, recorded_pages = prepare(config, workdir, read_data), kv_pool.read_pages(workdir)
+    config = prepared.config
+    with terminal.phase("set up", has_bar=False):
+        base = base or read_base_model(config.model, config.rollout.draft)
+        config = frozen(with_prompt_date(with_sizes_of(config, base.directory), base))
+        check_context(config, base)
+        if config.model.adapter.rank and exports_models(config.model, config.train, config.hub):
+            adapters.check_merge(base.model, adapters.targets(base.model, config.model.adapter))
+        blueprint = blueprint_of(config, base, recorded_pages)
+    processes.print_once(sizes_line(config, blueprint.engine))
+    return ResolvedRun(config, base, blueprint, prepared.planned_bytes, prepared.data)
+
+
+def prepare(
+    config: Config, workdir: Path, read_data: Callable[[Config], object] | None = None
+) -> PreparedRun:
+    """Makes all checks of a run that need no model, and fills in the settings that need none.
+
+    This is the first half of `resolve`, with its arguments and errors. `jzero train` calls it
+    before it writes a recipe. Nothing is downloaded but data, and nothing compiled or written.
+    """
+    config = with_computed_settings(config, workdir)
+    with terminal.phase("check the memory"):
+        planned_bytes = check(config, workdir)
+    data = None
+    if read_data is not None:
+        with terminal.phase("read the data", has_bar=False):
+            data = read_data(config)
+    if config.sft is None:
+        check_problems(config.task, config.train.seed, config.rollout.num_prompts)
+        config = with_steps(config)
+    return PreparedRun(config, planned_bytes, data)
+
+
+def with_computed_settings(config: Config, workdir: Path | None = None) -> Config:
+    """Returns the config with the settings that follow from others or from the devices.
 
     They are the stop strings of the template, the rank and targets of an initial adapter, and the
-    sizes that are 0. Three settings follow later: train.steps, which depends on the problems
-    (`with_steps`), and in `build` the sizes for a model that is not downloaded yet, and the date
-    of the prompts.
+    sizes that are 0. `resolve` fills in the others.
 
     workdir: of a run that may be resumed; it keeps its sizes and its date.
     Raises UserError if the settings do not fit together.
@@ -273,52 +355,18 @@ def with_prompt_date(config: Config, base: BaseModel) -> Config:
 # -- building --------------------------------------------------------------------------------------
 
 
-def build(
-    config: Config,
-    pool: Pool,
-    base: BaseModel | None = None,
-    recorded_pages: int = 0,
-    workdir: Path | None = None,
-) -> Run:
-    """Returns the parts of a run. Reads the tokenizer and the model's config, but no weights.
+def build(resolved: ResolvedRun, pool: Pool, workdir: Path | None = None) -> Run:
+    """Returns the parts of an RL run. Reads no weights, and compiles nothing.
 
-    base: the result of `read_base_model` for the config, if the caller already has it.
-    recorded_pages: the number of KV cache pages that the run started with; 0 for a new run.
     workdir: of a run whose rollouts are sampled by separate jobs.
     """
-    config, base, blueprint = describe_run(config, base, recorded_pages)
+    config, base, blueprint = resolved.config, resolved.base, resolved.blueprint
     trainer = blueprint.learners
     assert isinstance(trainer, Trainer), f"{config.sft=}"
     sampler = make_sampler(blueprint.decoder, base, config.task, pool)
     stream = make_stream(config, sampler, base, workdir)
     processes.print_once(describe_model(base.model, config.model, blueprint.mesh))
     return Run(config, base, trainer, blueprint, sampler, blueprint.publisher(), stream)
-
-
-class DescribedRun(NamedTuple):
-    """What a training run has on its devices, with its final settings."""
-
-    config: Config
-    base: BaseModel
-    blueprint: Blueprint[Trainer | SupervisedTrainer]
-
-
-def describe_run(
-    config: Config, base: BaseModel | None = None, recorded_pages: int = 0
-) -> DescribedRun:
-    """Returns what a training run has on the attached devices, and prints its sizes.
-
-    Reads the tokenizer and the model's config, but no weights. The arguments and errors are those
-    of `build`.
-    """
-    base = base or read_base_model(config.model, config.rollout.draft)
-    config = with_prompt_date(with_sizes_of(config, base.directory), base)
-    check_context(config, base)
-    if config.model.adapter.rank and exports_models(config.model, config.train, config.hub):
-        adapters.check_merge(base.model, adapters.targets(base.model, config.model.adapter))
-    blueprint = blueprint_of(config, base, recorded_pages)
-    processes.print_once(sizes_line(config, blueprint.engine))
-    return DescribedRun(config, base, blueprint)
 
 
 def blueprint_of(

@@ -86,7 +86,7 @@ def test_a_run_with_an_adapter_resumes_to_the_same_numbers(tmp_path: Path) -> No
     assert not any("embed" in name for name in names)
 
     # Each step publishes the adapter alone.
-    model = setup.build(config, None).base.model
+    model = setup.build(setup.resolve(config), None).base.model
     expected_bytes = 4 * adapters.num_params(model, ADAPTER)
     assert {row["publish/bytes"] for row in metrics} == {expected_bytes}
 
@@ -145,7 +145,7 @@ def test_a_run_on_an_int8_base_resumes_and_exports_the_original_weights(tmp_path
     assert len(metrics) == 4
     # The first step trains the critic alone.
     assert all(row["policy/mismatch"] < 1e-5 for row in metrics[1:])
-    model = setup.build(config, None).base.model
+    model = setup.build(setup.resolve(config), None).base.model
     adapter_bytes = 4 * adapters.num_params(model, ADAPTER)
     assert all(row["publish/bytes"] <= adapter_bytes for row in metrics)
 

@@ -247,7 +247,7 @@ def test_an_adapter_in_the_place_of_a_model_is_refused(base: Path, adapter: Path
 def test_rl_starts_from_the_adapter_and_a_new_critic(base: Path, adapter: Path) -> None:
     config = config_with(base, AdapterConfig(path=str(adapter)))
     config.algorithm = algorithms.PRESETS["ppo"]()
-    run = setup.build(with_given_adapter(config), None)  # pyright: ignore
+    run = setup.build(setup.resolve(with_given_adapter(config)), None)  # pyright: ignore
 
     state = setup.initial_state(run, load(run.blueprint.without_adapter(), base))
 

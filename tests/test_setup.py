@@ -56,7 +56,7 @@ Changes = dict[str, dict[str, object]]
 )
 def test_a_run_that_cannot_be_built_is_refused(changes: Changes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        setup.build(reference.settings(**changes), None)
+        setup.build(setup.resolve(reference.settings(**changes)), None)
 
 
 def test_functions_that_a_turns_reward_leaves_out_are_named() -> None:
@@ -209,7 +209,7 @@ def save_model(directory: Path, model: qwen.QwenConfig, params: qwen.Params) -> 
 
 
 def test_a_critic_starts_from_the_policy() -> None:
-    state = initial_state(setup.build(ppo_settings(), None))
+    state = initial_state(setup.build(setup.resolve(ppo_settings()), None))
 
     assert state.critic is not None
     critic_params = state.critic.params
@@ -222,7 +222,7 @@ def test_a_critic_starts_from_the_policy() -> None:
 
 
 def test_a_critic_has_arrays_of_its_own() -> None:
-    state = initial_state(setup.build(ppo_settings(), None))
+    state = initial_state(setup.build(setup.resolve(ppo_settings()), None))
     assert state.critic is not None
 
     # An update of the policy donates, and so deletes, the policy's parameters.
@@ -232,7 +232,7 @@ def test_a_critic_has_arrays_of_its_own() -> None:
 
 
 def test_a_critic_with_a_window_shorter_than_the_sequences_is_refused(tmp_path: Path) -> None:
-    policy_model = setup.build(ppo_settings(), None).trainer.policy.model
+    policy_model = setup.build(setup.resolve(ppo_settings()), None).trainer.policy.model
     model = replace(policy_model, model_type="mistral")
     save_model(tmp_path, model, reference.random_params(model))
     file = tmp_path / "config.json"
@@ -243,11 +243,11 @@ def test_a_critic_with_a_window_shorter_than_the_sequences_is_refused(tmp_path: 
 
 
 def test_a_critic_starts_from_another_model(tmp_path: Path) -> None:
-    policy_model = setup.build(ppo_settings(), None).trainer.policy.model
+    policy_model = setup.build(setup.resolve(ppo_settings()), None).trainer.policy.model
     other_model = replace(policy_model, hidden_size=48, tie_word_embeddings=False)
     other_params = reference.random_params(other_model)
     save_model(tmp_path, other_model, other_params)
-    run = setup.build(ppo_settings(tmp_path), None)
+    run = setup.build(setup.resolve(ppo_settings(tmp_path)), None)
 
     state = initial_state(run)
 
@@ -266,7 +266,7 @@ def test_a_critic_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
 
     message = "small has a vocabulary of 61, the policy one of 112: give a model with"
     with pytest.raises(ValueError, match=message):
-        setup.build(ppo_settings(small), None)
+        setup.build(setup.resolve(ppo_settings(small)), None)
 
 
 def test_prompts_keep_the_date_of_the_first_start(tmp_path: Path) -> None:

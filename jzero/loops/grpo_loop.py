@@ -21,6 +21,11 @@ model computes in config.model.dtype; log-probabilities and gradients are fp32.
 
 import sys
 
+from jzero import recipe_files
+
+if __name__ == "__main__":
+    recipe_files.check_arguments(sys.argv[1:])  # a mistake ends here, before JAX is imported
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,7 +33,6 @@ import numpy as np
 from jzero import algorithms, cli
 from jzero.config import Config
 from jzero.errors import UserError
-from jzero.recipe_files import settings_of
 from jzero.setup import Run, build, first_state, resolve, training_problems
 from jzero.training.optimizer import learning_rate
 from jzero.training.packing import TrainingSequence
@@ -42,12 +46,11 @@ STD_EPS = 1e-6  # keeps the division by the standard deviation finite
 def grpo(config: Config) -> list[float]:
     """Trains `config.train.steps` steps, and returns the mean reward of each."""
     check(config)
-    config = resolve(config)
-    with Pool(config.task.grade_workers) as pool:
+    resolved = resolve(config)
+    with Pool(resolved.config.task.grade_workers) as pool:
         # The base model, the decoder on its mesh, the shapes of packed rows, and `publish`.
-        run = build(config, pool)
-        config = run.config
-        learner = run.trainer.policy
+        run = build(resolved, pool)
+        config, learner = run.config, run.trainer.policy
         state = first_state(run)
         group_size = config.rollout.group_size
         rewards = []
@@ -193,6 +196,5 @@ def check(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    settings = settings_of(cli.start_jax(sys.argv[1:]))
     with cli.user_errors():
-        grpo(settings)
+        grpo(recipe_files.settings_of(cli.start_jax(sys.argv[1:])))

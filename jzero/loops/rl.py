@@ -42,10 +42,10 @@ from jzero.run.session import RunSession
 from jzero.run.trajectories import write_trajectories
 from jzero.service.weights import load_base, load_model, load_reference, load_teacher
 from jzero.setup import (
+    ResolvedRun,
     Run,
     abstract_state,
     build,
-    check,
     evaluation_problems,
     initial_state,
     resolve,
@@ -53,10 +53,8 @@ from jzero.setup import (
     stream_states,
     warm_started,
     with_base,
-    with_steps,
 )
 from jzero.sharding.publish import published_bytes
-from jzero.tasks.problem_checks import check_problems
 from jzero.training.frozen_base import freeze_model, name_base
 from jzero.training.offload import at_rest
 from jzero.training.reference import reference_step
@@ -78,7 +76,8 @@ def judge_cache(workdir: Path) -> Path:
 def train(config: Config, workdir: Path) -> JsonObject:
     """Runs `config` in `workdir`, or resumes the existing run; returns the summary."""
     budget = TimeBudget(config.train.minutes)
-    config, planned_bytes = prepare(config, workdir)
+    resolved = resolve(config, workdir)
+    config, planned_bytes = resolved.config, resolved.planned_bytes
     with (
         Pool(config.task.grade_workers, judge_cache(workdir)) as pool,
         interrupt.StopSignal(config.train.preemption_notice) as stop,
@@ -86,8 +85,7 @@ def train(config: Config, workdir: Path) -> JsonObject:
     ):
         # ------------------------------------------------------------------------------------------
         # Set-up
-        run, disk = set_up(config, workdir, pool)
-        config = run.config  # the sizes of an unknown model are chosen when it is read
+        run, disk = set_up(resolved, workdir, pool)
         hours = planned_hours(attached_run(config), config.train.steps)
         needs = announcement(config.memory, disk, planned_bytes, hours, config.train.price)
         processes.print_once(terminal.wrapped(needs))
@@ -174,26 +172,12 @@ def train(config: Config, workdir: Path) -> JsonObject:
         return session.finish(state, stop.raise_if_stopped_anywhere)
 
 
-def prepare(config: Config, workdir: Path) -> tuple[Config, float | None]:
-    """Returns the config with its computed settings, and the planned bytes per device.
-
-    Raises UserError if the run cannot work. No model is downloaded, and nothing is compiled or
-    written. The bytes are None if they are unknown.
-    """
-    config = resolve(config, workdir)
-    with terminal.phase("check the memory"):
-        planned_bytes = check(config, workdir)
-    check_problems(config.task, config.train.seed, config.rollout.num_prompts)
-    return with_steps(config), planned_bytes
-
-
-def set_up(config: Config, workdir: Path, pool: Pool) -> tuple[Run, DiskNeed]:
+def set_up(resolved: ResolvedRun, workdir: Path, pool: Pool) -> tuple[Run, DiskNeed]:
     """Returns the parts of a run, and the disk that it needs.
 
     Raises UserError if the run cannot start.
     """
-    with terminal.phase("set up", has_bar=False):
-        run = build(config, pool, recorded_pages=kv_pool.read_pages(workdir), workdir=workdir)
+    run = build(resolved, pool, workdir)
     disk = require_disk(run.config, run.base.model, workdir)
     check_teacher(teacher_settings(run.config), run.base, run.trainer.policy.mesh)
     return run, disk
@@ -204,9 +188,9 @@ def check_start(config: Config, workdir: Path) -> None:
 
     Writes nothing, compiles nothing, and reads no weights.
     """
-    config, _ = prepare(config, workdir)
+    resolved = resolve(config, workdir)
     with Pool(0) as pool:
-        run, _ = set_up(config, workdir, pool)
+        run, _ = set_up(resolved, workdir, pool)
         evaluation_problems(run)
 
 

@@ -23,32 +23,25 @@ import jax
 from jzero import terminal
 from jzero.blueprint import Blueprint
 from jzero.clock import Clock
-from jzero.config import Config, Rows, Sft, read_sources, to_json, validate
+from jzero.config import Config, Rows, Sft
 from jzero.errors import UserError
 from jzero.files import JsonObject, read_text
 from jzero.hosts import interrupt, processes
 from jzero.model import end_tokens, qwen
 from jzero.model.base_model import BaseModel
 from jzero.model.tokenizer import PreTrainedTokenizerFast
-from jzero.planning.disk import check_disk, require_disk
-from jzero.planning.fitting import check_memory
-from jzero.planning.host_memory import check_host_memory, parts_of_run
+from jzero.planning.disk import require_disk
 from jzero.problems import problem_sets, row_loader
 from jzero.problems.row_loader import Selection
 from jzero.rollout.evaluation import encode_suites, evaluate, evaluation_metrics
 from jzero.rollout.sampler import EncodedProblem, Sampler, make_sampler
 from jzero.run.budget import TimeBudget
-from jzero.run.callbacks import check_callbacks
-from jzero.run.hub_pushes import check_token
 from jzero.run.metrics import nonfinite
-from jzero.run.resume import steps_to_discard
 from jzero.run.samples import write_responses
 from jzero.run.session import RunSession
-from jzero.run.trackers import check_trackers
-from jzero.run.workdir import check_workdir
 from jzero.service.weights import load_base, load_given_adapter, load_model
-from jzero.setup import DescribedRun, describe_run, resolve
-from jzero.tasks import TASKS, draws_examples, suites
+from jzero.setup import ResolvedRun, resolve
+from jzero.tasks import TASKS, draws_examples
 from jzero.training.draft_head import head_metrics
 from jzero.training.examples import TURNS, Example, ExampleRow, encode_row
 from jzero.training.frozen_base import name_base
@@ -95,40 +88,19 @@ class HeldOut(NamedTuple):
     suites: Suites | None
 
 
-def prepare(config: Config, workdir: Path) -> tuple[Config, float | None]:
-    """Returns the config with an initial adapter's settings, and the planned bytes per device.
-
-    Raises UserError if the run cannot work. Nothing is downloaded, compiled or written. The bytes
-    are None if they are unknown.
-    """
-    config = resolve(config, workdir)
-    validate(config)
-    suites.check_suites(config.eval.suites)
-    check_token(config.hub.push)
-    check_trackers(config.train.trackers)
-    check_callbacks(config.train.callbacks)
-    check_workdir(workdir, to_json(config))
-    steps_to_discard(workdir, config.train)
-    check_host_memory(config, parts_of_run(config))
-    check_disk(config, workdir)
-    return config, check_memory(config)
-
-
 def train(config: Config, workdir: Path) -> JsonObject:
     """Runs `config` in `workdir`, or resumes the existing run; returns the summary."""
     # ----------------------------------------------------------------------------------------------
     # Set-up
     budget = TimeBudget(config.train.minutes)
-    config, planned_bytes = prepare(config, workdir)
+    resolved, data = set_up(config, workdir)
+    config, base, blueprint = resolved.config, resolved.base, resolved.blueprint
     sft, clock = settings_of(config), Clock()
-    with terminal.phase("read the data", has_bar=False):
-        data = read_data(config)
     # An epoch has as many rows as all data sets together.
     last_step = problem_sets.num_steps(
         sft.epochs, sft.batch_size, data.num_examples, data.epoch_end
     )
 
-    config, base, blueprint = set_up(config)
     require_disk(config, base.model, workdir)
     trainer = trainer_of(blueprint)
     learner = trainer.learner
@@ -145,7 +117,7 @@ def train(config: Config, workdir: Path) -> JsonObject:
                 clock,
                 last_step,
                 budget=budget,
-                planned_bytes=planned_bytes,
+                planned_bytes=resolved.planned_bytes,
                 steps_of_pass=problem_sets.steps_of_pass(
                     sft.batch_size, data.num_examples, data.epoch_end
                 ),
@@ -241,11 +213,15 @@ def train(config: Config, workdir: Path) -> JsonObject:
 # -- data ------------------------------------------------------------------------------------------
 
 
-def set_up(config: Config) -> DescribedRun:
-    """Returns what a run has on its devices, with its chat template on the tokenizer."""
-    described = describe_run(config)
-    set_chat_template(described.base.tokenizer, settings_of(config).chat_template)
-    return described
+def set_up(config: Config, workdir: Path) -> tuple[ResolvedRun, SftData]:
+    """Returns a run with its chat template on the tokenizer, and its data.
+
+    Raises UserError if the run cannot start.
+    """
+    resolved = resolve(config, workdir, read_data=read_data)
+    assert isinstance(resolved.data, SftData), f"{resolved.data=}"
+    set_chat_template(resolved.base.tokenizer, settings_of(config).chat_template)
+    return resolved, resolved.data
 
 
 def trainer_of(blueprint: Blueprint[Trainer | SupervisedTrainer]) -> SupervisedTrainer:
@@ -280,9 +256,7 @@ def read_data(config: Config) -> SftData:
 
 def selection_of(sft: Sft) -> Selection:
     """Returns the settings that choose the rows of fine-tuning."""
-    return Selection(
-        read_sources("sft.data", sft.data), read_sources("sft.eval_data", sft.eval_data), "sft"
-    )
+    return Selection(sft.data, sft.eval_data, "sft")
 
 
 def check_system_prompt(source: str, rows: Sequence[ExampleRow], system_prompt: str) -> None:

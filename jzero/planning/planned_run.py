@@ -154,7 +154,7 @@ class PlannedRun:
 
 
 def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
-    """Plans a run as `setup.build` sets it up, with known architectures instead of checkpoints.
+    """Plans a run as `setup.resolve` sets it up, with known architectures instead of checkpoints.
 
     Raises:
         UserError: The settings do not fit together, or do not fit the devices.

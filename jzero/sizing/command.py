@@ -138,8 +138,8 @@ def check_start(settings: Config, model: Model | None, request: Request, workdir
     """
     # Not at the top: these imports take time, and mistakes in the flags are reported before.
     from jzero.loops.rl import check_start as check_run
-    from jzero.loops.rl import prepare as prepare_run
     from jzero.setup import check_task
+    from jzero.setup import prepare as prepare_run
 
     # A machine that is not attached has other devices, whose memory the choices fit.
     if request.machine:
@@ -210,11 +210,11 @@ def recorded_wishes(settings: Config, wishes: Wishes) -> Iterator[tuple[str, str
     if wishes.model:
         yield "--model", settings.model.path, wishes.model
     if wishes.data:
-        yield "--data", path_of(task.data), path_of(wishes.data)
+        yield "--data", task.data[0].path if task.data else "", path_of(wishes.data)
     if wishes.environment:
         yield "--environment", task.environment, wishes.environment
     if wishes.eval_data:
-        yield "--eval", task.eval_data, wishes.eval_data
+        yield "--eval", str(task.eval_data), wishes.eval_data
     if wishes.rewards:
         yield "--reward", ",".join(functions), ",".join(wishes.rewards)
     if wishes.reward_weights:

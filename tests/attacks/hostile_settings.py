@@ -239,7 +239,7 @@ def check_taken(case: Case, settings: "config.Config") -> Outcome:
         # A size of 0 is replaced by what fits, if its help says what 0 means.
         int: lambda: value == int(case.value) or (not int(case.value) and "0:" in help_text),
         float: lambda: value == float(case.value),
-        str: lambda: value == case.value,
+        str: lambda: str(value) == case.value,
         # A flag without a value empties the tuple.
         object: lambda: show_part(value).startswith(case.value),
         tuple: lambda: any(cast(tuple, value)) == bool(case.value.strip("()")),
@@ -263,26 +263,21 @@ def outcome_of_exit(code: object, errors: str) -> Outcome:
 def start_run(flags: Sequence[str], workdir: Path) -> "config.Config":
     """Does what `jzero.main` does before its first program, in its order; returns the settings."""
     from jzero import cli, main
-    from jzero.blueprint import teacher_settings
-    from jzero.distillation.build import check_teacher
     from jzero.loops import sft
-    from jzero.loops.rl import prepare
-    from jzero.setup import build, evaluation_problems
+    from jzero.loops.rl import set_up
+    from jzero.setup import evaluation_problems, resolve
     from jzero.workers.pool import Pool
 
     settings = main.parse([*flags, f"--workdir={workdir}"]).settings
     with cli.user_errors():
         if settings.sft is not None:
-            settings, _ = sft.prepare(settings, workdir)
-            sft.read_data(settings)
-            sft.set_up(settings)
-            return settings
-        settings, _ = prepare(settings, workdir)
+            resolved, _ = sft.set_up(settings, workdir)
+            return resolved.config
+        resolved = resolve(settings, workdir)
         with Pool(0) as pool:
-            run = build(settings, pool)
-            check_teacher(teacher_settings(settings), run.base, run.trainer.policy.mesh)
+            run, _ = set_up(resolved, workdir, pool)
             evaluation_problems(run)
-    return settings
+    return resolved.config
 
 
 def work() -> None:

@@ -49,7 +49,7 @@ def write_run(workdir: Path, settings: config.Config) -> None:
         writer.write(step, metrics)
     writer.close()
 
-    policy = setup.build(settings, None).trainer.policy  # pyright: ignore
+    policy = setup.build(setup.resolve(settings), None).trainer.policy  # pyright: ignore
     before = {"before": evaluation(0.125)}
     evaluations_until = {2: before, 4: before | {"after": evaluation(0.5)}}
     checkpoints = Checkpoints(workdir, 0)

@@ -64,7 +64,7 @@ def workdir(
     weights = setup.initial_weights(settings, read_base_model(settings.model), workdir)
     description = frozen_base.describe_base(weights)
 
-    policy = setup.build(settings, None).trainer.policy  # pyright: ignore
+    policy = setup.build(setup.resolve(settings), None).trainer.policy  # pyright: ignore
     checkpoints = Checkpoints(workdir, 0)
     for step in (1, 2):
         state = policy.start(reference.placed(policy, random_adapter(model, step)))

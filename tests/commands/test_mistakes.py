@@ -7,7 +7,7 @@ lead to the page that lists them, and close misspellings to the setting that was
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -311,6 +311,26 @@ RECIPES_WITH_MISTAKES = {
     "a syntax error": ("settings.x(", "line 5: "),
 }
 MOST_SECONDS = 1.0  # of the processor, for a command line with a mistake
+SECONDS_WITH_TASKS = 2.0  # with the import of the tasks, for a mistake that only a task can know
+
+
+def refuse_before_jax(module: str, arguments: Sequence[str]) -> tuple[str, float]:
+    """Returns the line that a command ends with, and its seconds; asserts that JAX stays out."""
+    program = (
+        "import resource, runpy, sys\n"
+        f"sys.argv = [{module!r}, *{list(arguments)!r}]\n"
+        "try:\n"
+        f"    runpy.run_module({module!r}, run_name='__main__')\n"
+        "finally:\n"
+        "    used = resource.getrusage(resource.RUSAGE_SELF)\n"
+        "    print('jax' in sys.modules, used.ru_utime + used.ru_stime)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 2, done.stderr
+    [message] = done.stderr.splitlines()
+    has_jax, seconds = done.stdout.split()
+    assert has_jax == "False"
+    return message, float(seconds)
 
 
 @pytest.mark.parametrize("mistake", RECIPES_WITH_MISTAKES)
@@ -321,22 +341,55 @@ def test_a_mistake_in_a_recipe_takes_less_than_a_second(mistake: str, tmp_path: 
         recipe = str(tmp_path / "mine.py")
         start = "from jzero import config\n\ndef get_config():\n    settings = config.Config()\n"
         Path(recipe).write_text(f"{start}    {line}\n    return settings\n")
-    program = (
-        "import resource, runpy, sys\n"
-        f"sys.argv = ['jzero.main', {f'--config={recipe}'!r}]\n"
-        "try:\n"
-        "    runpy.run_module('jzero.main', run_name='__main__')\n"
-        "finally:\n"
-        "    used = resource.getrusage(resource.RUSAGE_SELF)\n"
-        "    print('jax' in sys.modules, used.ru_utime + used.ru_stime)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 2
-    [message] = done.stderr.splitlines()
+    message, seconds = refuse_before_jax("jzero.main", [f"--config={recipe}"])
     assert advice in message
-    has_jax, seconds = done.stdout.split()
-    assert has_jax == "False"
-    assert float(seconds) < MOST_SECONDS
+    assert seconds < MOST_SECONDS
+
+
+# The other commands that read a recipe, with the flags that they need.
+COMMANDS_WITH_RECIPES = {
+    "jzero.plan": ["--topology=v5e:2x4"],
+    "jzero.plan for a machine": ["--machine=v5e-8"],
+    "jzero.plan for this machine": ["--machine=here"],
+    "jzero.loops.grpo_loop": [],
+}
+MISTAKES_IN_COMMANDS = {
+    "configs/countdown.py:tinyy": "no preset 'tinyy' in this recipe",
+    "configs/countdwn.py": "did you mean configs/countdown.py?",
+    "configs/countdown.py:tiny --config.train.steps=-1": "train.steps=-1 must be at least 0",
+    "configs/countdown.py:tiny --config.task.data=rows(x": "task.data=rows(x: close the bracket",
+    "configs/countdown.py:tiny --config.task.options=value_max": "task.options=value_max has no",
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES_IN_COMMANDS)
+@pytest.mark.parametrize("command", COMMANDS_WITH_RECIPES)
+def test_every_command_with_a_recipe_reports_a_mistake_in_less_than_a_second(
+    command: str, mistake: str
+) -> None:
+    arguments = [*COMMANDS_WITH_RECIPES[command], "--config", *mistake.split()]
+    message, seconds = refuse_before_jax(command.split()[0], arguments)
+    assert MISTAKES_IN_COMMANDS[mistake] in message
+    assert seconds < MOST_SECONDS
+
+
+WRONG_COMBINATIONS = {
+    "--config.task.options=value_mx=9": "value_mx=9 is not an option of this task; did you mean",
+    "--config.task.options=value_max=x": "task.options=value_max=x must be a whole number",
+    "--config.task.name=countdwn": "task.name='countdwn' is not one of",
+    "--config.train.minibatches=7": "train.minibatches=7 does not divide",
+    "--config.eval.every=5 --config.eval.problems=0": "eval.every=5 has no problems",
+}
+
+
+@pytest.mark.parametrize("flags", WRONG_COMBINATIONS)
+def test_settings_that_do_not_fit_each_other_or_the_task_are_refused_before_jax(
+    flags: str,
+) -> None:
+    recipe = f"--config={ROOT}/configs/countdown.py:tiny"
+    message, seconds = refuse_before_jax("jzero.main", [recipe, *flags.split()])
+    assert WRONG_COMBINATIONS[flags] in message
+    assert seconds < SECONDS_WITH_TASKS
 
 
 IMPORTS = {

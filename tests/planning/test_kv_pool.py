@@ -147,11 +147,10 @@ def test_a_run_keeps_the_pages_that_it_began_with(monkeypatch, tmp_path: Path, c
     settings = settings_of(num_slots=64)  # 8 on each of 8 devices
     free_pages(monkeypatch, engine_of(settings), 13)
     with Pool(0) as pool:
-        first = setup.build(settings, pool).sampler.engine
+        first = setup.build(setup.resolve(settings), pool).sampler.engine
         record.write_pages(tmp_path, first.pages_per_shard - 1)
         monkeypatch.undo()
-        pages = record.read_pages(tmp_path)
-        resumed = setup.build(settings, pool, recorded_pages=pages).sampler.engine
+        resumed = setup.build(setup.resolve(settings, tmp_path), pool).sampler.engine
     assert first.pages_per_shard == resumed.pages_per_shard == 13 + 1
     assert "the size that the run began with" in capsys.readouterr().out
 

@@ -179,8 +179,8 @@ def test_without_staleness_it_is_the_synchronous_run(
     rl.train(settings, tmp_path / "synchronous")
     build = rl.build
 
-    def build_with_stream(settings: config.Config, pool: Pool, **options: int) -> setup.Run:
-        run = build(settings, pool, **options)
+    def build_with_stream(resolved: setup.ResolvedRun, pool: Pool, workdir: Path) -> setup.Run:
+        run = build(resolved, pool, workdir)
         return replace(run, stream=stream_of(run.sampler, settings))
 
     monkeypatch.setattr(rl, "build", build_with_stream)

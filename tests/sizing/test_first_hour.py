@@ -13,9 +13,9 @@ from jzero.algorithms import PRESETS
 from jzero.algorithms.algorithm import Mask
 from jzero.config import Config, TaskConfig
 from jzero.errors import UserError
-from jzero.loops.rl import prepare, set_up
+from jzero.loops.rl import set_up
 from jzero.rewards import rewards, trl_rewards, user_functions
-from jzero.setup import evaluation_problems
+from jzero.setup import evaluation_problems, resolve
 from jzero.sizing import command
 from jzero.sizing import flags as train_flags
 from jzero.sizing.recipe import FILE
@@ -191,9 +191,9 @@ def first_problems(settings: Config) -> list[Problem]:
 
 def start(settings: Config, workdir: Path) -> None:
     """Sets up a run as the trainer does, and calls its rewards on the problems of a step."""
-    settings, _ = prepare(settings, workdir)
+    resolved = resolve(settings, workdir)
     with Pool(0) as pool:
-        run, _ = set_up(settings, workdir, pool)
+        run, _ = set_up(resolved, workdir, pool)
         evaluation_problems(run)
         encoded = run.sampler.encode_problems(first_problems(settings))
     problems = [item.problem for item in encoded]

@@ -239,7 +239,7 @@ def test_policy_critic_reference_and_decoder_share_one_base(base_type: str, tmp_
         algorithm=vars(algorithms.PRESETS["ppo"](kl=algorithms.KL(coef=0.1))),
         train={"microbatch_tokens": 240},
     )
-    run = setup.build(settings, None)
+    run = setup.build(setup.resolve(settings), None)
     policy = run.trainer.policy
     before = live_bytes()
 

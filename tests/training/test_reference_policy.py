@@ -20,7 +20,8 @@ def shifted(params: qwen.Params, shift: int) -> qwen.Params:
 
 def test_the_reference_is_the_first_policy_whenever_the_run_was_killed(tmp_path: Path) -> None:
     mesh = {"data": 2, "fsdp": 2, "tensor": 2}
-    run = setup.build(reference.settings(mesh=mesh, algorithm={"kl_coef": 0.1}), None)
+    settings = reference.settings(mesh=mesh, algorithm={"kl_coef": 0.1})
+    run = setup.build(setup.resolve(settings), None)
     policy = run.trainer.policy
     algorithm = run.config.algorithm
     params = reference.placed(policy, reference.random_params(policy.model))
@@ -42,7 +43,7 @@ def test_the_reference_is_refreshed_and_kept_as_long_as_a_checkpoint_may_need_it
     config = reference.settings(
         algorithm={"kl_coef": 0.1, "reference_every": 2}, train={"microbatch_tokens": 240}
     )
-    policy = setup.build(config, None).trainer.policy
+    policy = setup.build(setup.resolve(config), None).trainer.policy
     first_params = reference.random_params(policy.model)
 
     def step_of_reference(step: int, oldest_checkpoint: int) -> int:
