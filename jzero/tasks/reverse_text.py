@@ -18,7 +18,7 @@ from jzero.errors import UserError
 from jzero.fields import Field, record
 from jzero.json_values import as_text
 from jzero.problems import problem_sets
-from jzero.problems.options import read_known_options
+from jzero.problems.options import read_options
 from jzero.problems.prompts import REVERSE_TEXT_TEMPLATES, REVERSED, find_template
 from jzero.types import Grade, JsonValue, Problem
 
@@ -70,7 +70,7 @@ class Options:
 
 def options_of(task: TaskConfig) -> Options:
     """Returns the options of reverse_text; the defaults if the task of the run is another one."""
-    return read_known_options(Options, task.options)
+    return read_options(Options, task.options)
 
 
 def check(task: TaskConfig) -> None:
