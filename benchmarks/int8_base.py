@@ -103,9 +103,8 @@ def held_out_accuracies(
     """Returns the accuracies on held-out problems, and the responses."""
     problems = setup.evaluation_problems(run)
     settings = run.config.eval
-    evaluated = evaluate(
-        run.sampler, run.publish(base), problems, settings, run.config.rollout.temperature
-    )
+    with run.sampling(base, version=0) as policy:
+        evaluated = evaluate(policy, problems, settings, run.config.rollout.temperature)
     metrics = evaluation_metrics(evaluated)
     accuracies = {name: value for name, value in metrics.items() if name.endswith("accuracy")}
     return accuracies, [rollout for part in evaluated for rollout in part.rollouts]

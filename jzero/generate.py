@@ -51,6 +51,7 @@ from jzero.planning.host_memory import (
 )
 from jzero.problems.prompts import MATH_TEMPLATES
 from jzero.rewards import rewards
+from jzero.rollout.sampler import Sampling
 from jzero.run.lock import lock_directory
 from jzero.run.workdir import claim_workdir
 from jzero.service.decoders import load
@@ -164,17 +165,17 @@ def generate_here(
             f"every prompt is longer than rollout.max_prompt_tokens={longest}: raise it"
         )
 
+    policy = Sampling(sampler, params)
+
     def sample_chunk(chunk: list[Problem], number: int) -> list[Turn]:
         first = number * settings.rollout.num_prompts
-        rollouts, _ = sampler.sample_rollouts(
-            params,
+        rollouts = policy.rollouts_of(
             encoded[first : first + len(chunk)],
-            group_size=options.n,
-            temperature=sampling_temperature(options, settings),
-            key=(settings.train.seed, number),
-            version=0,
+            (settings.train.seed, number),
+            options.n,
+            sampling_temperature(options, settings),
         )
-        return [rollout.turns[-1] for rollout in sampler.gather_rollouts(rollouts, options.n)]
+        return [rollout.turns[-1] for rollout in rollouts]
 
     write_chunks(options, settings, [item.problem for item in encoded], sample_chunk)
 

@@ -12,7 +12,8 @@ first called.
 """
 
 import base64
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -70,11 +71,12 @@ from jzero.rollout.async_stream import (
 )
 from jzero.rollout.collect import Collection
 from jzero.rollout.evaluation import encode_suites, print_left_out
-from jzero.rollout.sampler import EncodedProblem, Sampler, make_sampler
+from jzero.rollout.sampler import EncodedProblem, Sampler, Sampling, make_sampler
 from jzero.run import kv_pool
 from jzero.run.callbacks import check_callbacks
 from jzero.run.doctor import stop_names
 from jzero.run.hub_pushes import check_token
+from jzero.run.memory import return_freed_memory
 from jzero.run.resume import steps_to_discard
 from jzero.run.trackers import check_trackers
 from jzero.run.workdir import check_workdir
@@ -121,6 +123,24 @@ class Run:
         config = self.config
         problems = training_problems(config)
         return Collection(problems, config.rollout, config.algorithm, config.train.steps)
+
+    @contextlib.contextmanager
+    def sampling(self, params: qwen.Params, version: int) -> Iterator[Sampling]:
+        """Publishes the trainer's `params` to the decoder for the duration of a `with` block.
+
+            with run.sampling(params, version) as sampler:
+                rollouts = sampler.rollouts(problems, key=(seed, step))
+
+        The decoder's weights are freed at the end, because an update needs the memory.
+
+        version: of `params`, which sampled tokens record.
+        """
+        sampling = Sampling(self.sampler, self.publish(params), version)
+        try:
+            yield sampling
+        finally:
+            sampling.close()
+            return_freed_memory()
 
     @property
     def has_jobs(self) -> bool:

@@ -42,7 +42,7 @@ from jzero.rewards import rewards
 from jzero.rollout import multiple_choice
 from jzero.rollout.evaluation import evaluate, evaluation_kinds, print_left_out
 from jzero.rollout.multiple_choice import LikelihoodSummary
-from jzero.rollout.sampler import EncodedProblem, Sampler
+from jzero.rollout.sampler import EncodedProblem, Sampler, Sampling
 from jzero.run.accuracy import accuracy_text, percent
 from jzero.run.environment import versions
 from jzero.run.finished import FoundModel, find_model, read_adapter_flags
@@ -382,8 +382,7 @@ def evaluate_suite(
 ) -> dict[str, dict[str, float]]:
     """Samples one suite, writes `out`/`name`-<kind>.jsonl, and returns the metrics by kind."""
     evaluated = evaluate(
-        sampler,
-        params,
+        Sampling(sampler, params),
         {name: problems},
         settings.eval,
         settings.rollout.temperature,

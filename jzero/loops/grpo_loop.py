@@ -52,35 +52,26 @@ def grpo(config: Config) -> list[float]:
         run = build(resolved, pool)
         config, learner = run.config, run.trainer.policy
         state = first_state(run)
-        group_size = config.rollout.group_size
         rewards = []
         for step in range(1, config.train.steps + 1):
             # -- Problems: a function of (seed, step), so nothing has to be saved to repeat a step.
-            problems = run.sampler.encode_problems(training_problems(config).draw(step))
+            problems = training_problems(config).draw(step)
 
             # -- Publish: the trainer's fp32 weights, cast and laid out for the decoder. A step
             # samples with the weights that it then updates (version: updates so far): pi_old.
-            weights = run.publish(learner.weights(state))
-
-            # -- Sample and grade. The noise of a token is a function of `key`, the problem, the
-            # answer's number in its group, and the token's position. A process pool grades finished
-            # answers while others are decoded. Answers are returned in whole groups, in order. An
-            # answer that is cut at rollout.max_new_tokens is graded and trained like the others.
-            rollouts, _ = run.sampler.sample_rollouts(
-                weights,
-                problems,
-                group_size=group_size,
-                temperature=config.rollout.temperature,
-                key=(config.train.seed, step),
-                version=step - 1,
-            )
+            # The decoder's weights are freed at the end of the block: the update needs the memory.
+            with run.sampling(learner.weights(state), version=step - 1) as sampler:
+                # -- Sample and grade. The noise of a token is a function of `key`, the problem, the
+                # answer's number in its group, and the token's position. A process pool grades
+                # finished answers while others are decoded. Answers are returned in whole groups,
+                # in order. An answer that is cut at rollout.max_new_tokens is graded and trained
+                # like the others.
+                rollouts = sampler.rollouts(problems, key=(config.train.seed, step))
             # Of several hosts each has sampled its share of the problems. From here on all hosts
             # have all rollouts and do the same, and the jitted programs run on all devices.
-            rollouts = run.sampler.gather_rollouts(rollouts, group_size)
-            del weights  # the update needs the memory
 
             # -- Credit: how much better an answer is than the others to the same problem.
-            rewards_PG = rewards_of(rollouts).reshape(-1, group_size)
+            rewards_PG = rewards_of(rollouts).reshape(-1, config.rollout.group_size)
             advantages_PG = group_advantages(rewards_PG)
 
             # -- Gradient and step: one jitted program, which donates the old state. It clips the

@@ -302,15 +302,12 @@ def evaluate_policy(
     if run.stream is not None:
         # Evaluation uses the same decoder as the asynchronous stream.
         run.stream.halt()
-    with run.clock("eval"):
-        weights = run.publish(params)
-        temperature = run.config.rollout.temperature
+    with run.clock("eval"), run.sampling(params, steps_done) as policy:
         evaluated = evaluate(
-            run.sampler,
-            weights,
+            policy,
             held_out,
             run.config.eval,
-            temperature,
+            run.config.rollout.temperature,
             check_stop,
             state=trainer_state(run.collection.problems, run.collection.steps, steps_done),
         )
@@ -318,8 +315,6 @@ def evaluate_policy(
     if run.config.eval.save_responses:
         write_responses(session.workdir / "evaluations" / name, evaluated)
     session.record_evaluation(name, metrics)
-    del weights
-    return_freed_memory()
     return metrics
 
 

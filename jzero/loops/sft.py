@@ -34,7 +34,7 @@ from jzero.planning.disk import require_disk
 from jzero.problems import problem_sets, row_loader
 from jzero.problems.row_loader import Selection
 from jzero.rollout.evaluation import encode_suites, evaluate, evaluation_metrics
-from jzero.rollout.sampler import EncodedProblem, Sampler, make_sampler
+from jzero.rollout.sampler import EncodedProblem, Sampler, Sampling, make_sampler
 from jzero.run.budget import TimeBudget
 from jzero.run.metrics import nonfinite
 from jzero.run.samples import write_responses
@@ -426,9 +426,9 @@ def evaluate_model(
             metrics["eval/loss"] = trainer.loss(params, test.packed)
         if test.suites is not None:
             sampler, publish, problems = test.suites
-            evaluated = evaluate(
-                sampler, publish(params), problems, config.eval, config.rollout.temperature
-            )
+            policy = Sampling(sampler, publish(params))
+            evaluated = evaluate(policy, problems, config.eval, config.rollout.temperature)
+            policy.close()
             metrics |= evaluation_metrics(evaluated)
             if config.eval.save_responses:
                 write_responses(session.workdir / "evaluations" / name, evaluated)

@@ -22,11 +22,10 @@ from jzero.config.data_sources import split_sources
 from jzero.decoder.engine import Samples
 from jzero.errors import UserError
 from jzero.hosts import collectives, interrupt, processes
-from jzero.model import qwen
 from jzero.rewards.trl_rewards import TrainerState
 from jzero.rollout.failed_gradings import check_gradings
 from jzero.rollout.rollout_metrics import by_row_task, named_rewards
-from jzero.rollout.sampler import EncodedProblem, Sampler
+from jzero.rollout.sampler import EncodedProblem, Sampler, Sampling
 from jzero.tasks import evaluated_task, suites
 from jzero.tasks.votes import votes_of_all
 from jzero.types import Problem, Rollout, grade_of
@@ -232,8 +231,7 @@ def print_left_out(name: str, problems: Sequence[Problem], task: config.TaskConf
 
 
 def evaluate(
-    sampler: Sampler,
-    params: qwen.Params,
+    policy: Sampling,
     problem_sets: dict[str, list[EncodedProblem]],
     settings: config.EvalConfig,
     temperature: float,
@@ -241,41 +239,36 @@ def evaluate(
     key: tuple[int, int] = (0, 0),
     state: TrainerState = _NOT_TRAINING,
 ) -> list[Evaluated]:
-    """Samples the answers of `params` to every problem set, in every kind of evaluation.
+    """Samples the answers of a policy to every problem set, in every kind of evaluation.
 
     The noise is a function of `key`, so two evaluations in training with the same key differ only
     by their weights. `state` is passed to reward functions in TRL's form.
     """
     evaluated = []
-    trained_task = sampler.task
+    trained_task = policy.sampler.task
     for name, problems in problem_sets.items():
         set_problems = [item.problem for item in problems]
-        sampler = replace(
-            sampler, task=evaluated_task.settings_for(trained_task, settings, set_problems)
-        )
+        task = evaluated_task.settings_for(trained_task, settings, set_problems)
+        sampler = replace(policy.sampler, task=task)
         functions = sampler.task.reward.functions
         for kind, (num_samples, kind_temperature) in evaluation_kinds(
             settings, temperature
         ).items():
             with terminal.phase(f"{name} greedy".strip() if kind == "eval_greedy" else name):
-                rollouts, _ = sampler.sample_rollouts(
-                    params,
+                rollouts = replace(policy, sampler=sampler).rollouts_of(
                     problems,
-                    group_size=num_samples,
-                    temperature=kind_temperature,
-                    key=key,
-                    # Nothing is trained on these rollouts, so the version of their policy does not
-                    # matter.
-                    version=0,
+                    key,
+                    num_samples,
+                    kind_temperature,
                     check_stop=check_stop,
                     samples=Samples(
                         top_p=settings.top_p if kind == "eval" else 0.0,
                         max_new_tokens=settings.max_new_tokens,
                         is_trained=False,
                     ),
+                    state=state,
                 )
             # From here on all hosts have the same rollouts.
-            rollouts = sampler.gather_rollouts(rollouts, num_samples, state)
             check_gradings(
                 f"{kind} {name}".rstrip(), rollouts, sampler.task.max_failed_share, functions
             )

@@ -5,7 +5,9 @@
       -> Sampler.sample_rollouts   decodes the shares of this host's decoder, grades every turn
       -> Sampler.gather_rollouts   collects the rollouts of all hosts, adds whole-batch rewards
 
-The synchronous train loop, `jzero evaluate` and `jzero.generate` call these three methods.
+The synchronous train loop calls these methods one by one, because it measures them. `Sampling` has
+the three of them for a policy, as in `with run.sampling(params, version) as sampler`.
+
 Asynchronous rollouts (`async_stream.py`) and a job's request (`jzero sample`) decode other batches
 with `Sampler.decode`, the core of the second step.
 """
@@ -369,6 +371,59 @@ class Sampler:
             ]
             results = batched_rewards.call_all(self.pool, self.task, episodes, state)
         return collectives.gather_json(results)[0]
+
+
+@dataclass
+class Sampling:
+    """A policy that samples: a sampler, and the decoder's weights of one policy version."""
+
+    sampler: Sampler
+    weights: qwen.Params | None  # None once it is closed
+    version: int = 0
+
+    def close(self) -> None:
+        """Releases the weights."""
+        self.weights = None
+
+    def rollouts(self, problems: SequenceOf[Problem], key: tuple[int, int]) -> list[Rollout]:
+        """Returns rollout.group_size graded rollouts of each problem, in order, on all hosts.
+
+        All hosts call this method together, with the problems of all of them. A problem whose
+        prompt is too long has no rollouts.
+
+        key: of the noise, such as the seed and the step (see `Sampler.sample_rollouts`).
+        """
+        settings = self.sampler.engine.settings
+        encoded = self.sampler.encode_problems(problems)
+        return self.rollouts_of(encoded, key, settings.group_size, settings.temperature)
+
+    def rollouts_of(
+        self,
+        problems: list[EncodedProblem],
+        key: tuple[int, int],
+        group_size: int,
+        temperature: float,
+        *,
+        check_stop: interrupt.StopCheck = interrupt.never_stop,
+        samples: Samples = ROLLOUTS,
+        state: TrainerState = _NOT_TRAINING,
+    ) -> list[Rollout]:
+        """Returns what `rollouts` does, with other settings than those of training.
+
+        The arguments are those of `Sampler.sample_rollouts` and `Sampler.gather_rollouts`.
+        """
+        assert self.weights is not None, "the weights were released"
+        rollouts, _ = self.sampler.sample_rollouts(
+            self.weights,
+            problems,
+            group_size=group_size,
+            temperature=temperature,
+            key=key,
+            version=self.version,
+            check_stop=check_stop,
+            samples=samples,
+        )
+        return self.sampler.gather_rollouts(rollouts, group_size, state)
 
 
 class GradedBatch(Batch):

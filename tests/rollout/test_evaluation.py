@@ -7,6 +7,7 @@ from tiny import make_untrained_sampler, tiny_settings, trained_player
 
 from jzero.config import EvalConfig
 from jzero.rollout.evaluation import Evaluated, evaluate, evaluation_kinds, evaluation_metrics
+from jzero.rollout.sampler import Sampling
 from jzero.tasks import guess
 from jzero.tokens import Tokens
 from jzero.types import Grade, Problem, Rollout, Turn
@@ -54,7 +55,7 @@ def test_an_evaluation_may_have_a_top_p_of_its_own() -> None:
         problems = {"": sampler.encode_problems(guess.eval_problems(sampler.task, 2))}
 
         def texts(settings: EvalConfig) -> list[str]:
-            [evaluated] = evaluate(sampler, params, problems, settings, temperature=5.0)
+            [evaluated] = evaluate(Sampling(sampler, params), problems, settings, temperature=5.0)
             return [rollout.text for rollout in evaluated.rollouts]
 
         plain = EvalConfig(samples=8, greedy=False)
@@ -81,7 +82,7 @@ def test_an_evaluation_may_have_longer_responses_than_rollouts() -> None:
             evaluation = EvalConfig(
                 samples=8, temperature=5.0, greedy=False, max_new_tokens=max_new_tokens
             )
-            [evaluated] = evaluate(sampler, params, {"": problems}, evaluation, 1.0)
+            [evaluated] = evaluate(Sampling(sampler, params), {"": problems}, evaluation, 1.0)
             return max(rollout.response_length for rollout in evaluated.rollouts)
 
         assert [longest(0), longest(9), longest(1), longest(0)] == [2, 9, 1, 2]
