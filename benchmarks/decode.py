@@ -18,12 +18,10 @@ from typing import NamedTuple
 import jax
 import measure
 import numpy as np
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from jzero.config import ModelConfig, RolloutConfig
+from jzero.decoder.driver import Batch, Decoder, Phase
 from jzero.decoder.engine import Engine
-from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.sequence import make_groups
 from jzero.model import qwen
 from jzero.planning.chips import Chip
@@ -80,16 +78,14 @@ class Decoding(NamedTuple):
 def measure_decoding(args: argparse.Namespace, model: qwen.QwenConfig, num_slots: int) -> Decoding:
     """Decodes args.new tokens behind prompts of args.prompt tokens, in `num_slots` slots."""
     engine, params = make_engine(args, model, num_slots)
-    seed = jax.device_put(jax.random.key(0), NamedSharding(engine.mesh, P()))
     generator = np.random.default_rng(0)
     shape = (num_slots, args.prompt)
     prompts = list(generator.integers(0, model.vocab_size, shape).astype(np.int32))
 
     def decode(num_new: int) -> None:
-        scheduler = Scheduler(engine, params, lambda ids: "")
         groups = make_groups(prompts, 1, num_new)
-        for sequence in scheduler.run(groups, group_size=1, temperature=1.0, seed=seed):
-            assert sequence.num_new == num_new
+        Decoder(engine, lambda ids: "").run(Phase(params, (0, 0), group_size=1), Batch(groups))
+        assert all(sequence.num_new == num_new for [sequence] in groups)
 
     one_call = engine.settings.decode_steps + 1  # the prefill samples the first token
     all_seconds = measure.median_seconds(lambda: decode(args.new), args.repeat)

@@ -30,10 +30,10 @@ import numpy as np
 from jzero import cli
 from jzero.commands.evaluate import defaults
 from jzero.config import drafts
-from jzero.decoder.driver import make_seed
+from jzero.decoder.driver import Batch, Decoder, Phase
 from jzero.decoder.engine import Engine
 from jzero.decoder.scheduler import Scheduler
-from jzero.decoder.sequence import DecodeCounters, Sequence, make_groups
+from jzero.decoder.sequence import DecodeCounters, Groups, Sequence, make_groups
 from jzero.model import tokenizer
 from jzero.notation import read_part
 from jzero.rollout.sampler import Sampler
@@ -117,6 +117,26 @@ def engine_with(sampler: Sampler, args: argparse.Namespace, slots: int, draft: s
     )
 
 
+class Timed(Batch):
+    """Groups whose ends are timed, with the responses of an earlier epoch."""
+
+    def __init__(self, groups: Groups, past: Decoded | None) -> None:
+        super().__init__(groups)
+        self.past = past
+        self.ends: list[float] = []
+
+    def turn_ended(self, run: Scheduler, sequence: Sequence) -> None:
+        self.ends.append(time.perf_counter())
+
+    def past_responses(self, sequence: Sequence) -> list[np.ndarray]:
+        if self.past is None:
+            return []
+        size = len(self.groups[0])
+        first = sequence.prompt_id * size
+        responses = self.past.responses[first : first + size]
+        return [np.array(response, np.int32) for response in responses]
+
+
 def decode(
     engine: Engine,
     params: Params,
@@ -132,27 +152,15 @@ def decode(
     past: the last epoch, for history.
     num_new: most tokens of a response; 0: args.new.
     """
-
-    def past_responses(sequence: Sequence) -> list[np.ndarray]:
-        if past is None:
-            return []
-        first = sequence.prompt_id * args.group
-        responses = past.responses[first : first + args.group]
-        return [np.array(response, np.int32) for response in responses]
-
-    scheduler = Scheduler(engine, params, lambda ids: "", past_responses=past_responses)
-    groups = make_groups(prompts, args.group, num_new or args.new)
+    batch = Timed(make_groups(prompts, args.group, num_new or args.new), past)
     started = time.perf_counter()
-    finished: list[Sequence] = []
-    ends: list[float] = []
-    for sequence in scheduler.run(groups, args.group, temperature, make_seed(engine, (seed, 0))):
-        finished.append(sequence)
-        ends.append(time.perf_counter())
+    phase = Phase(params, (seed, 0), args.group, temperature)
+    counters = Decoder(engine, lambda ids: "").run(phase, batch)
     last = time.perf_counter()
+    ends = batch.ends
     tail = last - ends[3 * len(ends) // 4 - 1] if len(ends) > 1 else 0.0
-    finished.sort(key=lambda sequence: sequence.request_id)
-    responses = [sequence.new_tokens for sequence in finished]
-    return Decoded(last - started, tail, responses, scheduler.counters)
+    responses = [sequence.new_tokens for group in batch.groups for sequence in group]
+    return Decoded(last - started, tail, responses, counters)
 
 
 def main() -> None:

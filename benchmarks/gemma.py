@@ -17,8 +17,8 @@ import numpy as np
 
 from jzero.attention import xla
 from jzero.config import RolloutConfig
+from jzero.decoder.driver import Batch, Decoder, Phase
 from jzero.decoder.engine import Engine
-from jzero.decoder.scheduler import Scheduler
 from jzero.decoder.sequence import make_groups
 from jzero.model import huggingface, qwen
 from jzero.model.layers import window_in_rows
@@ -58,9 +58,8 @@ def continue_prompts(
     engine = Engine(config, settings, mesh, NEVER, "float32")
     weights = engine.load_params(params, param_shardings(config, mesh))
     groups = make_groups(prompts, 1, new_tokens)
-    scheduler = Scheduler(engine, weights, lambda ids: "")
-    finished = scheduler.run(groups, 1, 0.0, jax.random.key(0))
-    return [s.new_tokens for s in sorted(finished, key=lambda sequence: sequence.prompt_id)]
+    Decoder(engine, lambda ids: "").run(Phase(weights, (0, 0), 1, 0.0), Batch(groups))
+    return [sequence.new_tokens for [sequence] in groups]
 
 
 def compare_logits(config: qwen.QwenConfig, params: qwen.Params, peer: Any, ids: list[int]) -> None:

@@ -20,7 +20,6 @@ takes to compute prompts completely, and from cached pages.
 import argparse
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -30,7 +29,7 @@ import numpy as np
 
 from jzero import cli
 from jzero.commands.evaluate import defaults
-from jzero.decoder.driver import make_seed
+from jzero.decoder.driver import Batch, Decoder, Phase, Source
 from jzero.decoder.engine import Engine, Samples
 from jzero.decoder.prefill import prefill_width
 from jzero.decoder.scheduler import Scheduler
@@ -116,105 +115,117 @@ def sequence_of(number: int, tokens: np.ndarray, new: int) -> Sequence:
     return Sequence(number, 0, number, tokens, len(tokens) + new)
 
 
-# -- workloads: each decodes with a scheduler and returns its sequences ----------------------------
+# -- workloads: each is a source of the decoder with its sequences ---------------------------------
 
 
-def run_at_once(model: Model, scheduler: Scheduler, prompts: list[np.ndarray], new: int) -> Groups:
-    """Decodes prompts that arrive together, each with a request of its own."""
-    groups = [[sequence_of(number, prompt, new)] for number, prompt in enumerate(prompts)]
-    list(scheduler.run(groups, 1, 0.0, make_seed(model.engine, (0, 0))))
-    return groups
+class Workload(Batch):
+    """Groups of one sequence each, in the order in which their responses are compared."""
+
+    group_size = 1  # of a prefill; 0: any
+
+    def __init__(self, model: Model, args: argparse.Namespace) -> None:
+        self.model = model
+        self.args = args
+        prompts = self.prompts()
+        super().__init__(
+            [[sequence_of(number, prompt, args.new)] for number, prompt in enumerate(prompts)]
+        )
+
+    def prompts(self) -> list[np.ndarray]:
+        """Returns the prompts that arrive first: by default a question of each client."""
+        return [chat_tokens(self.model, question(i)[0]) for i in range(self.args.prompts)]
 
 
-def few_shot(model: Model, scheduler: Scheduler, args: argparse.Namespace) -> Groups:
-    """Decodes the questions behind the examples."""
-    prompts = [few_shot_tokens(model, number) for number in range(args.questions)]
-    return run_at_once(model, scheduler, prompts, args.new)
+class FewShot(Workload):
+    """Questions after the examples."""
+
+    def prompts(self) -> list[np.ndarray]:
+        return [few_shot_tokens(self.model, number) for number in range(self.args.questions)]
 
 
-def samples(model: Model, scheduler: Scheduler, args: argparse.Namespace) -> Groups:
-    """Decodes eight responses to each prompt."""
-    prompts = [chat_tokens(model, question(number)[0]) for number in range(args.prompts)]
-    repeated = [prompt for prompt in prompts for _ in range(GROUP)]
-    return run_at_once(model, scheduler, repeated, args.new)
+class Repeated(Workload):
+    """Eight responses to each prompt, each with a request of its own."""
+
+    def prompts(self) -> list[np.ndarray]:
+        return [prompt for prompt in super().prompts() for _ in range(GROUP)]
 
 
-def chat(model: Model, scheduler: Scheduler, args: argparse.Namespace) -> Groups:
-    """Decodes conversations, whose next request comes with the answer to the one before.
+class Chat(Workload):
+    """Conversations, whose next request comes with the answer to the one before.
 
-    Returns them client by client: they arrive in another order with and without the cache.
+    Its groups are sorted by client: they arrive in another order with and without the cache.
     """
-    groups: Groups = []
-    histories = [chat_tokens(model, question(number)[0]) for number in range(args.prompts)]
-    ready = list(range(args.prompts))
-    num_turns = [0] * args.prompts
-    client_of: dict[Sequence, int] = {}
 
-    def admit_more() -> Groups:
-        arrived: Groups = []
-        for client in ready:
-            sequence = sequence_of(len(groups), histories[client], args.new)
-            client_of[sequence] = client
-            groups.append([sequence])
-            arrived.append([sequence])
-        ready.clear()
+    group_size = 0
+
+    def __init__(self, model: Model, args: argparse.Namespace) -> None:
+        super().__init__(model, args)
+        self.num_begun = len(self.groups)
+        # By client: the requests so far.
+        self.requests = [[sequence] for [sequence] in self.groups]
+        self.arrived: Groups = []
+
+    def more(self) -> Groups:
+        arrived, self.arrived = self.arrived, []
         return arrived
 
-    seed = make_seed(model.engine, (0, 0))
-    for sequence in scheduler.run([], 0, 0.0, seed, admit_more=admit_more):
-        client = client_of[sequence]
-        num_turns[client] += 1
-        if num_turns[client] < TURNS:
-            message = message_tokens(model, question(num_turns[client])[0])
-            history = [*sequence.tokens.ids.tolist(), *message]
-            histories[client] = np.array(history, np.int32)
-            ready.append(client)
-    return sorted(groups, key=lambda group: client_of[group[0]])
+    def turn_ended(self, run: Scheduler, sequence: Sequence) -> None:
+        requests = next(one for one in self.requests if one[-1] is sequence)
+        if len(requests) < TURNS:
+            message = message_tokens(self.model, question(len(requests))[0])
+            history = np.array([*sequence.tokens.ids.tolist(), *message], np.int32)
+            requests.append(sequence_of(self.num_begun, history, self.args.new))
+            self.num_begun += 1
+            self.arrived.append([requests[-1]])
+        self.groups = [[request] for requests in self.requests for request in requests]
 
 
-def episodes(model: Model, scheduler: Scheduler, args: argparse.Namespace) -> Groups:
-    """Decodes episodes whose environment asks for another answer four times."""
-    prompts = [chat_tokens(model, question(number)[0]) for number in range(args.prompts)]
-    groups = [[sequence_of(number, prompt, args.new)] for number, prompt in enumerate(prompts)]
-    in_grading: list[Sequence] = []
-    feedback = message_tokens(model, FEEDBACK)
+class Episodes(Workload):
+    """Episodes whose environment asks for another answer four times."""
 
-    def poll_replies(must_wait: bool) -> list[Reply]:
+    has_replies = True
+
+    def __init__(self, model: Model, args: argparse.Namespace) -> None:
+        super().__init__(model, args)
+        self.in_grading: list[Sequence] = []
+        self.feedback = message_tokens(model, FEEDBACK)
+
+    def turn_ended(self, run: Scheduler, sequence: Sequence) -> None:
+        self.in_grading.append(sequence)
+
+    def replies(self, wait: bool) -> list[Reply]:
         # Grading takes until all other episodes are waiting, too.
-        if not must_wait:
+        if not wait:
             return []
-        replies: list[Reply] = [
-            (sequence, feedback if len(sequence.turns) < TURNS else None) for sequence in in_grading
-        ]
-        in_grading.clear()
-        return replies
-
-    seed = make_seed(model.engine, (0, 0))
-    for sequence in scheduler.run(groups, 1, 0.0, seed, poll_replies=poll_replies):
-        in_grading.append(sequence)
-    return groups
+        graded, self.in_grading = self.in_grading, []
+        return [(one, self.feedback if len(one.turns) < TURNS else None) for one in graded]
 
 
-Workload = Callable[[Model, Scheduler, argparse.Namespace], Groups]
-WORKLOADS: dict[str, Workload] = {
-    "episodes": episodes,
-    "chat": chat,
-    "few-shot": few_shot,
-    "samples": samples,
+WORKLOADS: dict[str, type[Workload]] = {
+    "episodes": Episodes,
+    "chat": Chat,
+    "few-shot": FewShot,
+    "samples": Repeated,
 }
 
 
 # -- the measurement -------------------------------------------------------------------------------
 
 
+def run_source(model: Model, source: Source, group_size: int) -> DecodeCounters:
+    """Decodes greedily what a source has."""
+    phase = Phase(model.params, (0, 0), group_size, 0.0, samples=EVALUATION)
+    return Decoder(model.engine, lambda ids: "").run(phase, source)
+
+
 def decode(model: Model, name: str, args: argparse.Namespace) -> Decoded:
     """Runs a workload."""
-    scheduler = Scheduler(model.engine, model.params, lambda ids: "", EVALUATION)
     started = time.perf_counter()
-    groups = WORKLOADS[name](model, scheduler, args)
+    workload = WORKLOADS[name](model, args)
+    counters = run_source(model, workload, workload.group_size)
     seconds = time.perf_counter() - started
-    responses = [sequence.new_tokens for [sequence] in groups]
-    return Decoded(seconds, responses, scheduler.counters)
+    responses = [sequence.new_tokens for [sequence] in workload.groups]
+    return Decoded(seconds, responses, counters)
 
 
 def with_cache(model: Model, name: str, args: argparse.Namespace, choice: str) -> Model:
@@ -276,8 +287,9 @@ def break_even(model: Model, args: argparse.Namespace) -> list[list[str]]:
         for one, first in ((plain, []), (chosen, beginnings)):
             times = []
             for begin, prompt in zip(first or prompts, prompts, strict=True):
-                scheduler = Scheduler(one.engine, one.params, lambda ids: "", EVALUATION)
-                times.append(time_second(one, scheduler, [begin] if first else [], prompt))
+                second = Second([begin] if first else [], prompt)
+                run_source(one, second, 0)
+                times.append(time.perf_counter() - second.started)
             seconds.append(statistics.median(times[1:]))
         rest = length - 1 - num_cached * page_size
         share = one.engine.extend_width(rest) / prefill_width(one.engine, length)
@@ -285,25 +297,26 @@ def break_even(model: Model, args: argparse.Namespace) -> list[list[str]]:
     return rows
 
 
-def time_second(
-    model: Model, scheduler: Scheduler, first: list[np.ndarray], prompt: np.ndarray
-) -> float:
-    """Returns the seconds of a request for one token, after other requests have ended."""
-    waiting = [sequence_of(1, prompt, 1)]
-    started = 0.0
+class Second(Batch):
+    """A request for one token, which is timed, after other requests have ended."""
 
-    def admit_more() -> Groups:
-        nonlocal started
-        if scheduler.decoding or scheduler.queue or any(scheduler.pending) or not waiting:
-            return []
-        jax.block_until_ready(scheduler.state)
-        started = time.perf_counter()
-        return [[waiting.pop()]]
+    def __init__(self, first: list[np.ndarray], prompt: np.ndarray) -> None:
+        super().__init__([[sequence_of(0, tokens, 1)] for tokens in first])
+        self.waiting = [sequence_of(1, prompt, 1)]
+        self.num_live = len(first)
+        self.started = 0.0
 
-    groups = [[sequence_of(0, tokens, 1)] for tokens in first]
-    seed = make_seed(model.engine, (0, 0))
-    list(scheduler.run(groups, 1, 0.0, seed, admit_more=admit_more))
-    return time.perf_counter() - started
+    def admit(self, run: Scheduler) -> Groups | None:
+        admitted = super().admit(run) or []
+        if not self.num_live and self.waiting:
+            jax.block_until_ready(run.state)
+            self.started = time.perf_counter()
+            self.num_live += 1
+            admitted = [[self.waiting.pop()]]
+        return admitted
+
+    def turn_ended(self, run: Scheduler, sequence: Sequence) -> None:
+        self.num_live -= 1
 
 
 def make_parser() -> argparse.ArgumentParser:

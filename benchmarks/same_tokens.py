@@ -42,7 +42,7 @@ from jzero.commands.evaluate import defaults
 from jzero.config import RolloutConfig
 from jzero.config.architecture import tiny_arch
 from jzero.config.drafts import Draft, Group, History, Mtp, Ngram
-from jzero.decoder.driver import make_seed
+from jzero.decoder.driver import Batch, Decoder, Phase
 from jzero.decoder.engine import ROLLOUTS, Engine, Samples
 from jzero.decoder.sampling import Filters
 from jzero.decoder.scheduler import Scheduler
@@ -160,38 +160,48 @@ def scripted_reply(sequence: Sequence) -> list[int] | None:
     return [4 + (number + i) % 40 for i in range(2 + number % 11)]
 
 
+class Scripted(Batch):
+    """The groups of a workload. The turns of episodes get scripted replies."""
+
+    def __init__(self, work: Workload, past: Decoded | None, stop: tuple[str, ...]) -> None:
+        super().__init__(work.groups())
+        self.has_replies = work.is_episodes
+        self.past = past
+        self.stop = stop
+        self.asked: list[Sequence] = []
+        self.vocab_size = 0  # of the run
+
+    def begin(self, run: Scheduler) -> None:
+        run.settings = replace(run.settings, stop=self.stop)
+        self.vocab_size = run.engine.model.vocab_size
+
+    def turn_ended(self, run: Scheduler, sequence: Sequence) -> None:
+        self.asked.append(sequence)
+
+    def replies(self, wait: bool) -> list[Reply]:
+        replies = [(sequence, scripted_reply(sequence)) for sequence in self.asked]
+        self.asked.clear()
+        return replies
+
+    def past_responses(self, sequence: Sequence) -> list[np.ndarray]:
+        if self.past is None:
+            return []
+        earlier = self.past.sequences[sequence.prompt_id, sequence.sample_index]
+        tokens = np.array(earlier.new_tokens, np.int32)
+        tokens[4::5] = (tokens[4::5] + 1) % self.vocab_size
+        return [tokens]
+
+
 def decode(
     engine: Engine, params: Params, work: Workload, past: Decoded | None, stop: tuple[str, ...]
 ) -> Decoded:
     """Decodes a workload. past: the run whose responses rollout.draft=history knows."""
-
-    def past_responses(sequence: Sequence) -> list[np.ndarray]:
-        if past is None:
-            return []
-        tokens = np.array(
-            past.sequences[sequence.prompt_id, sequence.sample_index].new_tokens, np.int32
-        )
-        tokens[4::5] = (tokens[4::5] + 1) % engine.model.vocab_size
-        return [tokens]
-
-    scheduler = Scheduler(engine, params, text_of, work.samples, past_responses)
-    scheduler.settings = replace(scheduler.settings, stop=stop)
-    asked: list[Sequence] = []
-
-    def poll_replies(must_wait: bool) -> list[Reply]:
-        replies = [(sequence, scripted_reply(sequence)) for sequence in asked]
-        asked.clear()
-        return replies
-
-    finished = {}
+    batch = Scripted(work, past, stop)
     size = GROUP if work.is_episodes else 0
-    poll = poll_replies if work.is_episodes else None
-    seed = make_seed(engine, (0, 0))
-    for sequence in scheduler.run(work.groups(), size, TEMPERATURE, seed, poll_replies=poll):
-        finished[sequence.prompt_id, sequence.sample_index] = sequence
-        if work.is_episodes:
-            asked.append(sequence)
-    return Decoded(finished, scheduler.counters)
+    phase = Phase(params, (0, 0), size, TEMPERATURE, samples=work.samples)
+    counters = Decoder(engine, text_of).run(phase, batch)
+    sequences = [sequence for group in batch.groups for sequence in group]
+    return Decoded({(one.prompt_id, one.sample_index): one for one in sequences}, counters)
 
 
 def compare(got: Decoded, want: Decoded) -> tuple[int, int]:

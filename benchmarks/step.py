@@ -38,8 +38,8 @@ from jzero.config import (
     TrainConfig,
 )
 from jzero.config.schema import Dtype
-from jzero.decoder.driver import make_seed
-from jzero.decoder.scheduler import Scheduler
+from jzero.decoder.driver import Batch, Decoder, Phase
+from jzero.decoder.engine import Engine
 from jzero.decoder.sequence import Sequence, make_groups
 from jzero.files import JsonObject
 from jzero.model import huggingface, tokenizer
@@ -48,7 +48,7 @@ from jzero.rollout.sampler import to_rollout, with_turn_grades
 from jzero.run.environment import versions
 from jzero.service.weights import load_full
 from jzero.training.step import update_on_rollouts
-from jzero.types import Grade, Problem, Rollout, State
+from jzero.types import Grade, Params, Problem, Rollout, State
 from jzero.workers.pool import Pool
 
 NUM_PROMPTS = 32
@@ -117,20 +117,21 @@ def step_prompts(rows: list[JsonObject], number: int) -> list[np.ndarray]:
     return [np.array(row["ids"], np.int32) for row in chosen]
 
 
-def decode(scheduler: Scheduler, prompts: list[np.ndarray], number: int) -> list[Sequence]:
-    """Decodes all samples of the prompts of step `number`, in the order in which they end."""
+def decode(
+    engine: Engine, weights: Params, prompts: list[np.ndarray], number: int
+) -> list[Sequence]:
+    """Decodes all samples of the prompts of step `number`, and returns them in their order."""
     groups = make_groups(prompts, GROUP_SIZE, NEW_TOKENS)
-    seed = make_seed(scheduler.engine, (0, number))
-    return list(scheduler.run(groups, group_size=GROUP_SIZE, temperature=1.0, seed=seed))
+    Decoder(engine, lambda ids: "").run(Phase(weights, (0, number), GROUP_SIZE), Batch(groups))
+    return [sequence for group in groups for sequence in group]
 
 
 def grade(run: setup.Run, sequences: list[Sequence]) -> list[Rollout]:
-    """Returns the rollouts in the order of their prompts, with how often "7" appears as reward."""
-    ordered = sorted(sequences, key=lambda sequence: (sequence.prompt_id, sequence.sample_index))
-    assert len(ordered) == NUM_SAMPLES, f"{len(ordered)=}"
+    """Returns the rollouts of sequences, with how often "7" appears as reward."""
+    assert len(sequences) == NUM_SAMPLES, f"{len(sequences)=}"
     rollouts = []
-    texts = run.sampler.tokenizer.batch_decode([sequence.new_tokens for sequence in ordered])
-    for sequence, text in zip(ordered, texts, strict=True):
+    texts = run.sampler.tokenizer.batch_decode([sequence.new_tokens for sequence in sequences])
+    for sequence, text in zip(sequences, texts, strict=True):
         assert sequence.num_new == NEW_TOKENS, f"{sequence.num_new=}"
         turn_grade = Grade(float(text.count("7")), False, "")
         rollouts.append(with_turn_grades(to_rollout(PROBLEM, sequence), [turn_grade]))
@@ -141,10 +142,10 @@ def train_step(
     run: setup.Run, state: State, number: int, prompts: list[np.ndarray]
 ) -> tuple[State, StepSeconds]:
     begin = time.perf_counter()
-    # The decoder's copy of the weights lives as long as the scheduler: to the end of the step. So
-    # it counts in the peak memory, as it always did in this benchmark.
-    scheduler = Scheduler(run.sampler.engine, run.publish(state.params), lambda ids: "")
-    sequences = decode(scheduler, prompts, number)
+    # The decoder's copy of the weights lives to the end of the step. So it counts in the peak
+    # memory, as it always did in this benchmark.
+    weights = run.publish(state.params)
+    sequences = decode(run.sampler.engine, weights, prompts, number)
     end_of_rollout = time.perf_counter()
 
     rollouts = grade(run, sequences)

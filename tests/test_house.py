@@ -254,6 +254,11 @@ def test_a_model_is_opened_in_one_place(name: str) -> None:
     assert {caller for caller in callers if layer_name(caller) != package} == expected
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").rglob("*.py")), ids=str)
+def test_benchmarks_decode_with_the_driver(path: Path) -> None:
+    assert not any(calls(node, "Scheduler") for node in nodes(path))
+
+
 def calls(node: ast.AST, name: str) -> bool:
     """Returns whether a node calls a function or a class by its name, or as an attribute.
 

@@ -8,6 +8,7 @@ It starts in a moment, compiles nothing, and answers hundreds of calls a second.
 
 import contextlib
 import json
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from types import SimpleNamespace
 import numpy as np
 from tinker_client import NAME, serving
 
+from jzero.decoder.inbox import Inbox
 from jzero.errors import UserError
 from jzero.model import peft, qwen
 from jzero.tinker import wire
@@ -63,14 +65,18 @@ class StubTenants:
         return Shape(record.rank, record.targets), {}
 
 
-class StubSampling:
+class StubSampling(Inbox):
     """Requests that wait, and snapshots without weights."""
 
     def __init__(self) -> None:
-        self.engine = SimpleNamespace(
-            max_sequence_tokens=CONTEXT, model=MODEL, max_concurrent_decodes=16
+        engine = SimpleNamespace(
+            max_sequence_tokens=CONTEXT,
+            model=MODEL,
+            max_concurrent_decodes=16,
+            scoring_rows=1,
+            num_shards=1,
         )
-        self.waiting: deque[Request] = deque()
+        super().__init__(engine, sys.maxsize)  # type: ignore[arg-type]
         self.snapshots = SimpleNamespace(readers={}, bank=None)
         self.taken: set[str] = set()
         self.seconds = 0.0  # of a call
