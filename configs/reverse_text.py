@@ -12,8 +12,8 @@ Models: the presets load their models from the hub, or from --config.model.path=
 Hardware: any accelerator with 16 GB, or two CPU cores and minutes for a step.
 Result of tiny, 2026-11-29, seed 0: the mean score of ten steps goes from 0.65 to 0.82 in 100 steps,
 and on held-out texts from 0.69 to 0.83. The other presets have not been run yet.
-Published by prime-rl for Qwen3-0.6B, with paragraphs instead of words: from a mean score of 0.05 to
-about 0.8 in 20 steps of 128 responses after a short supervised training.
+prime-rl reports for Qwen3-0.6B and paragraphs, which is another problem: from 0.05 to about 0.8 in
+20 steps of 128 responses after a short supervised training.
 """
 
 from jzero import algorithms

@@ -50,8 +50,10 @@ def link_programs(source: Path, target: Path, checked: bool) -> None:
     checked: the programs of `source` are whole. Otherwise each is looked at.
     """
     with contextlib.suppress(OSError):  # no links between file systems: nothing is shared
+        # Lists of names: there are tens of thousands of programs, and each module lists them twice.
         present = set(os.listdir(target))
-        for program in source.glob("*-cache"):
-            if program.name not in present and (checked or is_whole(program)):
+        for name in os.listdir(source):
+            is_new = name.endswith("-cache") and name not in present
+            if is_new and (checked or is_whole(source / name)):
                 with contextlib.suppress(FileExistsError):
-                    os.link(program, target / program.name)
+                    os.link(source / name, target / name)
