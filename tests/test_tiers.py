@@ -119,6 +119,17 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert tiers.read(tmp_path / "times.txt") == files
 
 
+def test_of_many_cases_the_first_run_by_default() -> None:
+    cases = {f"test_x[{number}]": 0.2 for number in range(4)}
+    times = Times(cases | {"test_x[none]": 0.0, "test_y[0]": 0.2, "test_z": 0.2})
+
+    found = tiers.tiers({"tests/test_a.py": times})
+
+    default = {name.partition("::")[2] for name, tier in found.items() if tier == "default"}
+    assert default == {"test_x[0]", "test_x[1]", "test_x[none]", "test_y[0]", "test_z"}
+    assert set(found.values()) == {"default", "thorough"}
+
+
 def test_a_whole_run_pays_for_what_it_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     shares = {"test_run": ["model"], "test_detail": ["model"], "test_other": ["server"]}
     times = Times(dict.fromkeys(shares, 0.1), {"model": 9.0, "server": 9.0}, shares)

@@ -3,7 +3,8 @@
 tests/times.txt has the seconds of every test that is not fast, and nothing else says how long a
 test takes. A test that is not in the file counts as fast, so a new test runs by default.
 
-    pytest              tests below DEFAULT_SECONDS, and those of WHOLE_RUNS
+    pytest              tests below DEFAULT_SECONDS, and those of WHOLE_RUNS; of the cases of a test
+                        the first that take no more than CASES_SECONDS together
     pytest --thorough   tests below THOROUGH_SECONDS, and those of WHOLE_RUNS
     pytest --all        every test
     pytest FILE::NAME   the test that is named, whatever its time
@@ -44,13 +45,14 @@ if TYPE_CHECKING:
 TESTS = Path(__file__).resolve().parent
 FILE = TESTS / "times.txt"
 DEFAULT_SECONDS = 0.5  # a test that takes longer runs by default only if WHOLE_RUNS names it
+CASES_SECONDS = 0.5  # nearly every fault that a hundred cases find is found by the first few
 THOROUGH_SECONDS = 120.0
-RECORDED_SECONDS = 0.3  # times below are not recorded
-DEFAULT_BUDGET = 450.0  # processor seconds of all tests of the default tier
+RECORDED_SECONDS = 0.1  # times below are not recorded
+DEFAULT_BUDGET = 430.0  # processor seconds of all tests of the default tier
 TIERS = ("default", "thorough", "all")
 NAMED = frozenset(name for names in WHOLE_RUNS.values() for name in names)
 HEADER = """\
-# The seconds of every test that takes more than 0.3 s, written by tests/tiers.py:
+# The seconds of every test that takes more than 0.1 s, written by tests/tiers.py:
 # seconds, what the test shares with others of its file (- for nothing), and its name.
 # "8.1 = served" is the time of the fixture or the cached function served.
 # 2.0 and 200.0 are estimates, of tests in the tiers thorough and all that nobody has measured yet.
@@ -144,9 +146,18 @@ def tiers(files: dict[str, Times]) -> dict[str, str]:
     for file, times in files.items():
         whole = [test for test in times.tests if is_whole_run(file, test)]
         paid = {name for test in whole for name in times.shares.get(test, ())}
+        by_function: dict[str, float] = defaultdict(float)  # seconds of the cases that are chosen
         for test in times.tests:
-            is_default = test in whole
-            tier = "default" if is_default else tier_of(times.seconds(test, paid))
+            if test in whole:
+                found[f"{file}::{test}"] = "default"
+                continue
+            seconds = times.seconds(test, paid)
+            tier, function = tier_of(seconds), test.partition("[")[0]
+            if tier == "default" and by_function[function]:
+                is_over = by_function[function] + seconds > CASES_SECONDS
+                tier = "thorough" if is_over else tier
+            if tier == "default":
+                by_function[function] += seconds
             found[f"{file}::{test}"] = tier
     return found
 
