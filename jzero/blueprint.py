@@ -32,7 +32,7 @@ from jzero.decoder.engine import Engine
 from jzero.decoder.program_settings import repeats_heads
 from jzero.distillation.in_process import TeacherSettings
 from jzero.errors import UserError
-from jzero.model import adapters, qwen
+from jzero.model import adapters, peft, qwen
 from jzero.model.architecture import track_sizes
 from jzero.model.base_model import BaseModel
 from jzero.sharding.mesh import (
@@ -77,6 +77,29 @@ def models_of(base: BaseModel, others: Models | None = None) -> Models:
     """
     others = others or Models(base.model)
     return others._replace(policy=base.model, stop_tokens=base.stop_tokens)
+
+
+def models_of_run(
+    settings: Config, policy: qwen.QwenConfig, read: Callable[[str, str], qwen.QwenConfig]
+) -> Models:
+    """Returns the architectures of the policy of a run, and of its critic and its teacher.
+
+    read: returns the architecture of a model, by the name of a setting and its value: a directory
+        or hub id. The planner knows some architectures without their files.
+    """
+    critic = teacher = None
+    teacher_adapter = AdapterConfig()
+    if algorithms.needs_critic(settings.algorithm):
+        # Without critic.path, the critic starts from a copy of the policy.
+        path = settings.critic.path
+        critic = read("critic.path", path) if path else policy
+    teaching = teacher_settings(settings)
+    if teaching is not None and isinstance(teaching.choice, teachers.Model):
+        choice = teaching.choice
+        teacher = read("teacher.path", choice.path or settings.model.path)
+        if choice.adapter:
+            teacher_adapter = peft.read_settings(peft.resolve(choice.adapter), teacher)
+    return Models(policy, critic, teacher, teacher_adapter)
 
 
 @dataclass(frozen=True)

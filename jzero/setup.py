@@ -29,8 +29,8 @@ from jzero.blueprint import (
     attached_topology,
     describe,
     models_of,
+    models_of_run,
     spec_of_run,
-    teacher_settings,
 )
 from jzero.clock import Clock
 from jzero.config import (
@@ -39,12 +39,10 @@ from jzero.config import (
     Jobs,
     ModelConfig,
     WarmStart,
-    teachers,
     to_json,
     turns,
     validate,
 )
-from jzero.distillation.build import read_teacher
 from jzero.environments.tools import episodes as tool_episodes
 from jzero.errors import UserError
 from jzero.fields import frozen, part_name
@@ -409,24 +407,29 @@ def blueprint_of(
 
 
 def read_others(config: Config, policy: qwen.QwenConfig) -> Models:
-    """Returns the architectures of the critic and the teacher of a run. Reads no weights."""
-    models = Models(policy, read_critic(config, policy))
-    teaching = teacher_settings(config)
-    if teaching is None or not isinstance(teaching.choice, teachers.Model):
-        return models
-    teacher, adapter = read_teacher(teaching.policy, teaching.choice)
-    return models._replace(teacher=teacher, teacher_adapter=adapter)
+    """Returns the architectures of the critic and the teacher of a run. Reads no weights.
+
+    Raises UserError if one of them cannot be read, or if the critic does not fit the policy.
+    """
+
+    def read(setting: str, path: str) -> qwen.QwenConfig:
+        try:
+            directory = huggingface.resolve(path)
+        except UserError as error:
+            raise UserError(f"{setting}={path}: {error}") from None
+        model, hf_config = huggingface.load_config(directory)
+        if setting == "critic.path":
+            check_critic(config, policy, model, window_of(hf_config))
+        return model
+
+    return models_of_run(config, policy, read)
 
 
-def read_critic(config: Config, policy: qwen.QwenConfig) -> qwen.QwenConfig | None:
-    """Returns the config of the critic's backbone, or None if the algorithm needs no critic."""
-    if not algorithms.needs_critic(config.algorithm):
-        return None
-    # Without critic.path, the critic starts from a copy of the policy.
-    if not config.critic.path:
-        return policy
-    critic, hf_config = huggingface.load_config(huggingface.resolve(config.critic.path))
-    window, longest = window_of(hf_config), config.rollout.longest_episode
+def check_critic(
+    config: Config, policy: qwen.QwenConfig, critic: qwen.QwenConfig, window: int | None
+) -> None:
+    """Raises UserError if the critic at critic.path, with a sliding window, cannot be used."""
+    longest = config.rollout.longest_episode
     if window is not None and longest > window:
         raise UserError(
             f"critic.path={config.critic.path} has sliding_window={window}, and jzero attends to "
@@ -438,7 +441,6 @@ def read_critic(config: Config, policy: qwen.QwenConfig) -> qwen.QwenConfig | No
             f"critic.path={config.critic.path} has a vocabulary of {critic.vocab_size}, the policy "
             f"one of {policy.vocab_size}: give a model with the policy's tokenizer"
         )
-    return critic
 
 
 def make_stream(

@@ -239,7 +239,7 @@ def test_a_critic_with_a_window_shorter_than_the_sequences_is_refused(tmp_path: 
     file.write_text(json.dumps(json.loads(file.read_text()) | {"sliding_window": 4}))
 
     with pytest.raises(UserError, match="critic.path=.* has sliding_window=4"):
-        setup.read_critic(ppo_settings(tmp_path), policy_model)
+        setup.read_others(ppo_settings(tmp_path), policy_model)
 
 
 def test_a_critic_starts_from_another_model(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jax.sharding import Mesh
 
-from jzero.config import POSITIONS, AdapterConfig, ModelConfig, teachers
+from jzero.config import POSITIONS, ModelConfig, teachers
 from jzero.decoder.program_settings import repeats_heads
 from jzero.distillation.in_process import (
     ModelTeacher,
@@ -145,16 +145,6 @@ def teacher_directory(policy: ModelConfig, teacher: teachers.Model) -> Path:
         return huggingface.resolve(path)
     except UserError as error:
         raise UserError(f"teacher.path={path}: {error}") from None
-
-
-def read_teacher(
-    policy: ModelConfig, teacher: teachers.Model
-) -> tuple[qwen.QwenConfig, AdapterConfig]:
-    """Returns the architecture of teacher=model, and the settings of its adapter."""
-    model, _ = huggingface.load_config(teacher_directory(policy, teacher))
-    if not teacher.adapter:
-        return model, AdapterConfig()
-    return model, peft.read_settings(peft.resolve(teacher.adapter), model)
 
 
 # -- checks ----------------------------------------------------------------------------------------

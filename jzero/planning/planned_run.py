@@ -17,6 +17,7 @@ from jzero.blueprint import (
     Models,
     Topology,
     describe,
+    models_of_run,
     spec_of_run,
     teacher_settings,
     with_needed_slots,
@@ -29,7 +30,7 @@ from jzero.decoder.score_program import MAX_ALTERNATIVES
 from jzero.distillation.build import scoring_learner
 from jzero.distillation.in_process import TeacherSettings, own_row_shapes
 from jzero.errors import UserError
-from jzero.model import adapters, mtp, peft, tokenizer
+from jzero.model import adapters, mtp, tokenizer
 from jzero.model.architecture import ATTENTION
 from jzero.model.new_model import check_experts, new_model
 from jzero.numerics.sizes import power_of_two
@@ -394,20 +395,8 @@ def architectures(settings: config.Config) -> Models:
         vocab_size = tokenizer.num_ids(tokenizer.load(settings.model.tokenizer))
         model = new_model(vocab_size, settings.model.arch)
     check_experts(model)
-    critic = None
-    if algorithms.needs_critic(settings.algorithm):
-        # A critic has the policy's architecture, unless critic.path names another model.
-        critic = architecture(settings.critic.path) if settings.critic.path else model
-    models = Models(mtp.with_head(model, settings.rollout.draft), critic)
-    teaching = teacher_settings(settings)
-    if teaching is None or not isinstance(teaching.choice, teachers.Model):
-        return models
-    choice = teaching.choice
-    teacher = architecture(choice.path or settings.model.path)
-    adapter = models.teacher_adapter
-    if choice.adapter:
-        adapter = peft.read_settings(peft.resolve(choice.adapter), teacher)
-    return models._replace(teacher=teacher, teacher_adapter=adapter)
+    models = models_of_run(settings, model, lambda _, path: architecture(path))
+    return models._replace(policy=mtp.with_head(model, settings.rollout.draft))
 
 
 def _smaller_slice(devices: Sequence[Device]) -> Sequence[Device]:

@@ -15,9 +15,9 @@ from transformers import AddedToken
 
 from jzero.algorithms import Distillation
 from jzero.algorithms.presets import distill
-from jzero.blueprint import Models, describe_teacher, spec_of_teacher, teacher_settings
-from jzero.config import AdapterConfig, Config, teachers
-from jzero.distillation.build import check_length, check_teacher, make_teacher, read_teacher
+from jzero.blueprint import describe_teacher, models_of_run, spec_of_teacher, teacher_settings
+from jzero.config import AdapterConfig, Config
+from jzero.distillation.build import check_length, check_teacher, make_teacher
 from jzero.errors import UserError
 from jzero.model import adapters, huggingface, peft, qwen, tokenizer
 from jzero.model.base_model import BaseModel
@@ -87,10 +87,11 @@ def teacher_of(config: Config, trainer: Trainer) -> Teacher | None:
     """Returns the teacher of `config`, with its arrays on the mesh of the trainer."""
     teaching = teacher_settings(config)
     assert teaching is not None
-    models = Models(MODEL)
-    if isinstance(teaching.choice, teachers.Model):
-        model, adapter = read_teacher(config.model, teaching.choice)
-        models = models._replace(teacher=model, teacher_adapter=adapter)
+
+    def read(setting: str, path: str) -> qwen.QwenConfig:
+        return huggingface.load_config(huggingface.resolve(path))[0]
+
+    models = models_of_run(config, MODEL, read)
     run = blueprint_of(trainer.policy)
     blueprint = describe_teacher(spec_of_teacher(teaching, config.mesh), models, run)
     return make_teacher(teaching, BASE, trainer, load_teacher(teaching, blueprint))

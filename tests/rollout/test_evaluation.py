@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("quick_runs")
 def rollout(correct: bool) -> Rollout:
     turn = Turn(1, 2, "7", "stop", Grade(float(correct), correct, ""))
     problem = Problem("p", "math", "q", "1")
-    return Rollout(problem, 0, Tokens([0, 0]), (turn,), turn.grade)
+    return Rollout(problem, 0, Tokens([0, 0]), (turn,), grade=turn.grade)
 
 
 def suite(name: str, kind: str, *correct: bool) -> Evaluated:
