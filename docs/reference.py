@@ -230,18 +230,18 @@ def group_of(name: str) -> str:
 
 
 def metrics_page() -> str:
-    """Returns the page of all metrics, in the order of their table."""
-    rows: dict[str, list[str]] = {}
-    for name, metric in metrics.METRICS.items():
+    """Returns the page of all metrics, by their groups."""
+    rows: dict[str, list[str]] = {group: [] for group in GROUPS}
+    for name, metric in metrics.all_metrics().items():
         row = f"| `{name}` | {metric.unit} | {cell(metric.meaning)} |"
-        rows.setdefault(group_of(name), []).append(row)
+        rows[group_of(name)].append(row)
 
     parts = [METRICS_HEAD]
     for group, group_rows in rows.items():
         title, note = GROUPS[group]
         table = "\n".join(["| metric | unit | meaning |", "|---|---|---|", *group_rows])
         parts += [f"## {title}", *([note] if note else []), table]
-    labels = [f"| {metrics.METRICS[name].label} | `{name}` |" for name in metrics.STEP_LINE]
+    labels = [f"| {column.label} | `{name}` |" for name, column in metrics.STEP_LINE.items()]
     step_table = "\n".join(["| shown as | metric |", "|---|---|", *labels])
     note = "The terminal shows some metrics by shorter names, as many as 80 columns have room for:"
     parts += ["## The table of steps", note, step_table]

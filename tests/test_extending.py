@@ -5,6 +5,7 @@ A comment `<!-- file: NAME -->` above a Python block gives the file that the blo
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from runs import read_jsonl
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/extend.md").read_text(encoding="utf-8")
 PYTHON = re.compile(r"(?:<!-- file: (\S+) -->\n)?```python\n(.*?)```", re.DOTALL)
+DIFF = re.compile(r"<!-- diff -->\n```diff\n(.*?)```", re.DOTALL)
 COMMANDS = re.compile(r"<!-- tested: tests/test_extending\.py -->\n```sh\n(.*?)```", re.DOTALL)
 
 
@@ -118,6 +120,60 @@ def test_the_exported_model_is_of_the_new_family(folder: Path) -> None:
 
     assert exported["model_type"] == "my_qwen"
     assert exported["architectures"] == ["MyQwenForCausalLM"]
+
+
+# -- The diffs of the page -------------------------------------------------------------------------
+
+
+def apply(diff: str, checkout: Path) -> None:
+    """Applies a unified diff whose context is unique in its files."""
+    for part in diff.split("--- a/")[1:]:
+        name, _, hunks = part.partition("\n")
+        path = checkout / name
+        for hunk in hunks.split("@@\n")[1:]:
+            lines = re.sub("\n(@@ [^\n]*)$", "\n", hunk).splitlines()
+            before = "".join(f"{line[1:]}\n" for line in lines if line[:1] != "+")
+            after = "".join(f"{line[1:]}\n" for line in lines if line[:1] != "-")
+            text = path.read_text(encoding="utf-8")
+            assert text.count(before) == 1, f"{name}:\n{before}"
+            path.write_text(text.replace(before, after), encoding="utf-8")
+
+
+DEFINED = """
+import sys
+import jzero.config
+sys.path.insert(0, sys.argv[1])
+import reference
+assert "| `policy/ratio_max` |  | Largest ratio of a trained token. |" in reference.metrics_page()
+assert "at which the gradient is 0" in reference.settings_page()
+"""
+
+
+def test_the_diffs_of_the_page_add_a_metric_and_a_loss(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    shutil.copytree(ROOT / "jzero", tmp_path / "jzero")
+    for name, text in PYTHON.findall(PAGE):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    diffs = DIFF.findall(PAGE)
+    assert len(diffs) == 2
+    for diff in diffs:
+        apply(diff, tmp_path)
+    changed = environment | {"PYTHONPATH": str(tmp_path)}
+    first, _ = commands_of_the_page()
+
+    run_command(
+        f"{first} --config.algorithm.surrogate=spo --config.train.steps=1", tmp_path, changed
+    )
+
+    [row] = read_jsonl(tmp_path / "runs/game/metrics.jsonl")
+    assert row["policy/ratio_max"] == 1  # of the only optimizer step of the rollouts
+    assert row["optimizer/grad_norm"] > 0
+    settings = json.loads((tmp_path / "runs/game/config.json").read_text())
+    assert settings["algorithm"]["surrogate"] == {"kind": "spo", "bound": 0.2}
+    pages = [sys.executable, "-c", DEFINED, str(ROOT / "docs")]
+    done = subprocess.run(pages, cwd=tmp_path, env=changed)
+    assert done.returncode == 0
 
 
 # -- A setting -------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The loss of the policy and the loss of the critic for each token of packed rows [B, T].
 
-Both are called inside the jitted update. They return weighted terms and diagnostics, and the update
-sums both over the trained tokens of the optimizer step.
+Both are called inside the jitted update. They return weighted terms and metrics, and the update
+reduces both over the tokens of the optimizer step. `metrics.py` defines the metrics by their names.
 """
 
 from typing import TypeAlias
@@ -16,7 +16,7 @@ from jzero.algorithms.ratios import MAX_LOG_RATIO, RATIOS, SequenceSum, Tokens
 from jzero.algorithms.surrogates import SURROGATES, TokenFlags
 from jzero.types import Batch
 
-Stats: TypeAlias = dict[str, Tokens]
+TokenMetrics: TypeAlias = dict[str, Tokens]  # a value for each token, by the metric's name
 
 
 def policy_loss(
@@ -26,8 +26,8 @@ def policy_loss(
     sequence_sum: SequenceSum,
     algorithm: Algorithm,
     full_logps: Tokens | None = None,
-) -> tuple[Tokens, Stats]:
-    """Returns the weighted loss and the diagnostics of every token.
+) -> tuple[Tokens, TokenMetrics]:
+    """Returns the weighted loss and the metrics of every token.
 
         loss_t = w_t [ rl_coef c_t m_t surrogate(rho_t, A_t) - entropy_coef H_t
                        + ratio_penalty log^2 rho_t ]
@@ -45,10 +45,10 @@ def policy_loss(
         full_logps = logps
     terms: list[Tokens] = []  # the terms in the brackets, without w_t
     parts: list[Tokens] = []  # the weighted summands of the loss
-    stats: Stats = {}
+    metrics: TokenMetrics = {}
     # The terms in the brackets have the weight w_t. Cross-entropy and KL can have other weights.
     if algorithm.rl_coef:
-        term, stats = surrogate_term(logps, batch, sequence_sum, algorithm)
+        term, metrics = surrogate_term(logps, batch, sequence_sum, algorithm)
         terms.append(term if algorithm.rl_coef == 1 else algorithm.rl_coef * term)
     if algorithm.entropy_coef:
         terms.append(-algorithm.entropy_coef * entropy)
@@ -69,9 +69,9 @@ def policy_loss(
             kl = jnp.minimum(kl, algorithm.kl.bound)
         kl_weights = weights if batch.kl_weights is None else batch.kl_weights
         parts.append(algorithm.kl.coef * kl_weights * kl)
-        stats["kl"] = kl
+        metrics["policy/kl"] = kl
     assert parts, "the loss has no part"
-    return sum(parts[1:], parts[0]), stats
+    return sum(parts[1:], parts[0]), metrics
 
 
 def surrogate_term(
@@ -79,23 +79,23 @@ def surrogate_term(
     batch: Batch[jax.Array],
     sequence_sum: SequenceSum,
     algorithm: Algorithm,
-) -> tuple[Tokens, Stats]:
-    """Returns c_t m_t surrogate(rho_t, A_t) of every token, and diagnostics of the ratio."""
+) -> tuple[Tokens, TokenMetrics]:
+    """Returns c_t m_t surrogate(rho_t, A_t) of every token, and metrics of the ratio."""
     old_logps = present(batch.old_logps)
     ratio = RATIOS[algorithm.ratio](logps - old_logps, sequence_sum)
     surrogate = SURROGATES[type(algorithm.surrogate)]
     advantages = present(batch.advantages)
     term, is_clipped = surrogate.compute(logps, ratio, advantages, algorithm.surrogate)
-    stats = {
-        "clip_fraction": is_clipped.astype(jnp.float32),
-        "clip_above": (is_clipped & (ratio > 1)).astype(jnp.float32),
-        "clip_below": (is_clipped & (ratio < 1)).astype(jnp.float32),
-        "ratio_shift": jnp.abs(ratio - 1),
+    metrics = {
+        "policy/clip_fraction": is_clipped.astype(jnp.float32),
+        "policy/clip_above": (is_clipped & (ratio > 1)).astype(jnp.float32),
+        "policy/clip_below": (is_clipped & (ratio < 1)).astype(jnp.float32),
+        "policy/ratio_shift": jnp.abs(ratio - 1),
     }
     if algorithm.off_policy_bound:
         is_kept = on_policy_mask(logps, batch, sequence_sum, algorithm)
         term = jnp.where(is_kept, term, 0.0)
-        stats["off_policy"] = 1 - is_kept.astype(jnp.float32)
+        metrics["policy/off_policy"] = 1 - is_kept.astype(jnp.float32)
     if algorithm.correction is not None:
         # The correction is a constant, but old_logps can be the policy's current log-probs, so the
         # gradient has to be stopped.
@@ -109,12 +109,12 @@ def surrogate_term(
         term = factor * term
         is_above = correction_ratio > high
         is_below = (correction_ratio < low) & (factor == 0)
-        stats |= {
-            "correction": factor,
-            "correction_above": is_above.astype(jnp.float32),
-            "correction_below": is_below.astype(jnp.float32),
+        metrics |= {
+            "policy/correction": factor,
+            "policy/correction_above": is_above.astype(jnp.float32),
+            "policy/correction_below": is_below.astype(jnp.float32),
         }
-    return term, stats
+    return term, metrics
 
 
 def on_policy_mask(
@@ -136,6 +136,25 @@ def on_policy_mask(
     return (present(batch.advantages) >= 0) | ~is_off_policy
 
 
+def mismatch_metrics(logps: Tokens, sampler_logps: Tokens) -> TokenMetrics:
+    """Returns metrics of the difference between the policy's and the sampler's log-probs.
+
+    With d = log pi - log pi_sampler, k1 = -d and k3 = exp(d) - d - 1 estimate the KL divergence
+    KL(pi_sampler || pi) from the sampled tokens (Schulman, "Approximating KL divergence", 2020).
+    exp(d) is the importance ratio.
+    """
+    # Clipped as the ratios are, so that exp(d) is finite.
+    d = jnp.clip(logps - sampler_logps, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return {
+        "policy/mismatch": jnp.abs(sampler_logps - logps),
+        "policy/mismatch_max": jnp.abs(sampler_logps - logps),
+        "policy/mismatch_k1": sampler_logps - logps,
+        "policy/mismatch_k3": jnp.expm1(d) - d,
+        "policy/mismatch_tokens": (logps != sampler_logps).astype(jnp.float32),
+        "policy/effective_samples": jnp.exp(d),
+    }
+
+
 def environment_loss(logps: Tokens, weights: Tokens, algorithm: Algorithm) -> Tokens:
     """Returns the weighted cross-entropy of every token of the environment's replies.
 
@@ -150,8 +169,8 @@ def value_loss(
     values: Tokens,
     batch: Batch[jax.Array],
     part: GAE,
-) -> tuple[Tokens, Stats]:
-    """Returns the weighted value loss and the diagnostics of every token.
+) -> tuple[Tokens, TokenMetrics]:
+    """Returns the weighted value loss and the metrics of every token.
 
         loss_t = w_t value_coef / 2 max((V - R)^2, (clip(V, V_old - eps, V_old + eps) - R)^2)
 
@@ -169,11 +188,11 @@ def value_loss(
     # The larger error counts, so the clip never makes the loss smaller.
     worse_error = jnp.maximum(error, clipped_error)
     loss = 0.5 * part.value_coef * present(batch.weights) * worse_error
-    stats = {
-        "value_loss": 0.5 * error,
-        "value_clip_fraction": (clipped_error > error).astype(jnp.float32),
+    metrics = {
+        "critic/loss": 0.5 * error,
+        "critic/clip_fraction": (clipped_error > error).astype(jnp.float32),
     }
-    return loss, stats
+    return loss, metrics
 
 
 def present(array: jax.Array | None) -> jax.Array:

@@ -1,9 +1,10 @@
-"""Defines every metric that a run can write: name, meaning, unit, and label in the step table.
+"""Defines the metrics that a run can write, and the columns of the terminal's table.
 
-This table is the only place that defines metrics. `MetricsWriter` rejects names that are not in it,
-the terminal's table takes its labels from it, and docs/reference/metrics.md prints it. Names are
-flat, `group/name`. In a name, `<word>` matches any text, and `[...]` marks an optional part:
-`eval[/<suite>]/pass@<k>` describes `eval/pass@4` and `eval/math500/pass@4`.
+The metrics of the loss are defined with the loss (`jzero.algorithms.metrics`), all others here, and
+docs/reference/metrics.md prints both. A metric that neither has, such as one of a user-defined
+loss, is written like the others. Names are flat, `group/name`. In a name, `<word>` matches any
+text, and `[...]` marks an optional part: `eval[/<suite>]/pass@<k>` describes `eval/pass@4` and
+`eval/math500/pass@4`.
 """
 
 import functools
@@ -12,15 +13,23 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from jzero.algorithms.metrics import LOSS_METRICS
+
 
 @dataclass(frozen=True)
 class Metric:
-    """The meaning of a number, and its format in the terminal's table."""
+    """The meaning of a number."""
 
     meaning: str  # a sentence
     unit: str  # "" for a number without a unit
-    label: str = ""  # in the table; "" for a metric that is not one of its columns
-    format: str = ""  # format spec of the number in the table
+
+
+@dataclass(frozen=True)
+class Column:
+    """How the terminal's table shows a metric."""
+
+    label: str
+    format: str  # format spec of the number
 
 
 METRICS: dict[str, Metric] = {
@@ -29,11 +38,10 @@ METRICS: dict[str, Metric] = {
         "Mean score of the rollouts that have one. Truncated ones have the score that "
         "algorithm.truncated=fixed or ignore gives them.",
         "",
-        "reward",
-        ".3f",
     ),
     "reward/accuracy": Metric(
-        "Share of rollouts that the grader calls correct.", "share", "accuracy", ".1%"
+        "Share of rollouts that the grader calls correct.",
+        "share",
     ),
     "reward/zero_variance_groups": Metric(
         "Share of groups whose rollouts all have the same score; most algorithms learn nothing "
@@ -57,16 +65,16 @@ METRICS: dict[str, Metric] = {
     "rollout/length": Metric(
         "Mean length of a response; environment replies between its turns count.",
         "tokens",
-        "length",
-        ".0f",
     ),
     "rollout/length_max": Metric("Length of the longest response.", "tokens"),
     "rollout/truncated": Metric(
-        "Share of rollouts whose last turn ran into the token limit.", "share", "cut", ".2f"
+        "Share of rollouts whose last turn ran into the token limit.",
+        "share",
     ),
     "rollout/tokens": Metric("Sum of the lengths of all responses.", "tokens"),
     "rollout/tokens_per_second": Metric(
-        "Tokens that the policy sampled divided by `time/sample`.", "tokens/s", "tok/s", ".0f"
+        "Tokens that the policy sampled divided by `time/sample`.",
+        "tokens/s",
     ),
     "rollout/dropped_prompts": Metric(
         "Problems dropped because their prompt exceeds `rollout.max_prompt_tokens`.", "problems"
@@ -207,79 +215,10 @@ METRICS: dict[str, Metric] = {
     # -- The policy on the trained tokens. Means are over the tokens of all optimizer steps, except
     # sequences counted by `update/left_out`. A step that trains on no token has none of these
     # metrics.
-    "policy/entropy": Metric(
-        "Mean entropy of the policy's next-token distribution, at the sampling temperature.",
-        "nats",
-        "entropy",
-        ".3f",
-    ),
-    "policy/clip_fraction": Metric("Share of tokens whose ratio the surrogate clips.", "share"),
-    "policy/clip_above": Metric(
-        "Share of tokens that the surrogate clips or masks with a ratio above 1.", "share"
-    ),
-    "policy/clip_below": Metric(
-        "Share of tokens that the surrogate clips or masks with a ratio below 1.", "share"
-    ),
-    "policy/mismatch": Metric(
-        "Mean absolute difference between the trainer's and the sampler's log-probability of a "
-        "token, before the first optimizer step.",
-        "nats",
-        "mismatch",
-        ".1e",
-    ),
-    "policy/mismatch_k1": Metric(
-        "Mean of log mu - log pi over the same tokens, with the sampler's probability mu and the "
-        "trainer's pi: the estimate k1 of KL(mu || pi).",
-        "nats",
-    ),
-    "policy/mismatch_k3": Metric(
-        "Mean of pi / mu - 1 - log(pi / mu) over the same tokens: the estimate k3 of "
-        "KL(mu || pi), which is never negative.",
-        "nats",
-    ),
-    "policy/mismatch_max": Metric("Largest absolute difference of the same tokens.", "nats"),
-    "policy/mismatch_tokens": Metric(
-        "How many of the same tokens have not exactly the same log-probability in sampler and "
-        "trainer.",
-        "tokens",
-    ),
-    "policy/effective_samples": Metric(
-        "Effective sample size of the importance ratios r = pi / mu, as a share of the n tokens of "
-        "all optimizer steps: (sum r)^2 / (n sum r^2). 1 where all ratios are equal.",
-        "share",
-    ),
     "policy/exact_tokens": Metric(
         "Tokens of the first optimizer step whose log-probability was compared with the sampler's "
         "and has the same bits (`model.exact`).",
         "tokens",
-    ),
-    "policy/ratio_shift": Metric("Mean of |ratio - 1|, the distance of the ratio from 1.", ""),
-    "policy/off_policy": Metric(
-        "Share of tokens that have no policy gradient because the policy has left their sequence "
-        "(`algorithm.off_policy_bound`).",
-        "share",
-    ),
-    "policy/correction": Metric("Mean weight that `algorithm.correction` gives a token.", ""),
-    "policy/correction_above": Metric(
-        "Share of tokens that `algorithm.correction` truncates or drops because their ratio is "
-        "above `algorithm.correction.high`.",
-        "share",
-    ),
-    "policy/correction_below": Metric(
-        "Share of tokens that `algorithm.correction` drops because their ratio is below "
-        "`algorithm.correction.low`.",
-        "share",
-    ),
-    "policy/environment_nll": Metric(
-        "Mean negative log-likelihood of the environment's replies "
-        "(`algorithm.environment_coef` > 0).",
-        "nats",
-    ),
-    "policy/kl": Metric(
-        "Mean estimate of the KL divergence from the reference policy (`algorithm.kl.estimator`).",
-        "nats",
-        "kl",
-        ".4f",
     ),
     # -- The teacher of on-policy distillation. Means are over the sampled tokens that it scored,
     #    before the first optimizer step.
@@ -287,8 +226,6 @@ METRICS: dict[str, Metric] = {
         "Mean of log pi_old - log pi_teacher: the estimate k1 of the KL from the policy to the "
         "teacher, which distillation lowers.",
         "nats",
-        "teacher kl",
-        ".4f",
     ),
     "distill/teacher_nll": Metric("Mean of -log pi_teacher of the sampled tokens.", "nats"),
     "distill/dropped": Metric(
@@ -299,15 +236,14 @@ METRICS: dict[str, Metric] = {
     # -- The optimizer and the critic. Means are over the optimizer steps of a step.
     "optimizer/loss": Metric("Mean loss.", ""),
     "optimizer/grad_norm": Metric(
-        "Mean global norm of the gradient, before it is clipped.", "", "grad", ".3f"
+        "Mean global norm of the gradient, before it is clipped.",
+        "",
     ),
     "optimizer/lr": Metric("Learning rate of the last optimizer step.", ""),
     "optimizer/skipped": Metric(
         "Share of optimizer steps skipped because the norm exceeds `optimizer.skip_norm`.",
         "share",
     ),
-    "critic/loss": Metric("Mean squared error of the values, halved and not clipped.", ""),
-    "critic/clip_fraction": Metric("Share of tokens whose value the loss clips.", "share"),
     "critic/grad_norm": Metric("As `optimizer/grad_norm`, of the critic.", ""),
     "critic/skipped": Metric("As `optimizer/skipped`, of the critic.", "share"),
     # -- Packed batches.
@@ -320,7 +256,8 @@ METRICS: dict[str, Metric] = {
     "update/tokens": Metric("Tokens in the packed rows that are not padding.", "tokens"),
     "update/padding": Metric("Share of the packed rows that is padding.", "share"),
     "update/tokens_per_second": Metric(
-        "Tokens that are not padding divided by `time/update`.", "tokens/s", "update/s", ".0f"
+        "Tokens that are not padding divided by `time/update`.",
+        "tokens/s",
     ),
     "publish/bytes": Metric(
         "Size on one device of the weights that the step handed to the decoder: the model's, or "
@@ -343,7 +280,8 @@ METRICS: dict[str, Metric] = {
     ),
     # -- Supervised fine-tuning.
     "sft/loss": Metric(
-        "Mean negative log-likelihood of the trained tokens.", "nats", "loss", ".4f"
+        "Mean negative log-likelihood of the trained tokens.",
+        "nats",
     ),
     "sft/tokens": Metric("Tokens that are trained on.", "tokens"),
     "sft/epoch": Metric("Passes over the data so far.", "epochs"),
@@ -354,8 +292,6 @@ METRICS: dict[str, Metric] = {
     "eval/loss": Metric(
         "Mean negative log-likelihood of the held-out examples (SFT).",
         "nats",
-        "held-out loss",
-        ".4f",
     ),
     "eval[/<suite>]/accuracy": Metric(
         "Mean accuracy over `eval.samples` samples a problem, at `eval.temperature`.", "share"
@@ -438,8 +374,6 @@ METRICS: dict[str, Metric] = {
     "time/step": Metric(
         "Wall time of the step, without its evaluation, export and checkpoint.",
         "seconds",
-        "seconds",
-        ".1f",
     ),
     "time/<phase>": Metric(
         "Wall time of one phase of the step: publish, sample, grade, pack, score, teacher or "
@@ -453,27 +387,40 @@ METRICS: dict[str, Metric] = {
 }
 
 # The main metrics of a step, in the order of the terminal's table (`jzero.run.step_table`).
-STEP_LINE = (
-    "reward/mean",
-    "reward/accuracy",
-    "sft/loss",
-    "eval/loss",
-    "rollout/length",
-    "rollout/truncated",
-    "policy/kl",
-    "distill/kl",
-    "policy/mismatch",
-    "policy/entropy",
-    "optimizer/grad_norm",
-    "rollout/tokens_per_second",
-    "update/tokens_per_second",
-    "time/step",
-)
+STEP_LINE: dict[str, Column] = {
+    "reward/mean": Column("reward", ".3f"),
+    "reward/accuracy": Column("accuracy", ".1%"),
+    "sft/loss": Column("loss", ".4f"),
+    "eval/loss": Column("held-out loss", ".4f"),
+    "rollout/length": Column("length", ".0f"),
+    "rollout/truncated": Column("cut", ".2f"),
+    "policy/kl": Column("kl", ".4f"),
+    "distill/kl": Column("teacher kl", ".4f"),
+    "policy/mismatch": Column("mismatch", ".1e"),
+    "policy/entropy": Column("entropy", ".3f"),
+    "optimizer/grad_norm": Column("grad", ".3f"),
+    "rollout/tokens_per_second": Column("tok/s", ".0f"),
+    "update/tokens_per_second": Column("update/s", ".0f"),
+    "time/step": Column("seconds", ".1f"),
+}
+
+
+def all_metrics() -> dict[str, Metric]:
+    """Returns the definitions of all metrics."""
+    return METRICS | {name: _definition(name) for name in LOSS_METRICS}
+
+
+def _definition(name: str) -> Metric:
+    """Returns the definition of a metric of the loss."""
+    metric = LOSS_METRICS[name]
+    return Metric(metric.meaning, metric.unit)
 
 
 @functools.lru_cache(4096)
 def find_metric(name: str) -> Metric | None:
     """Returns the definition of the metric `name`, or None if it is not defined."""
+    if name in LOSS_METRICS:
+        return _definition(name)
     if name in METRICS:
         return METRICS[name]
     matching = [entry for entry in METRICS if re.fullmatch(_entry_pattern(entry), name)]

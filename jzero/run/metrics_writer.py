@@ -19,7 +19,6 @@ from jzero.files import (
     step_of,
     write_atomic,
 )
-from jzero.run.metrics import find_metric
 from jzero.run.samples import TOKEN_COLUMNS
 from jzero.run.tensorboard import TensorBoard
 from jzero.run.trackers import Tracker, start_trackers, writes_tensorboard
@@ -91,13 +90,9 @@ class MetricsWriter:
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Appends the line {"step": step, name: number, ...} to metrics.jsonl.
 
-        Every name has to be defined in `jzero.run.metrics`. Raises UserError if a value is not
-        finite.
+        Raises UserError if a value is not finite.
         """
         numbers = {name: float(value) for name, value in values.items()}
-        # An undefined name is a bug in jzero, and not a mistake of the user.
-        unknown = [name for name in numbers if find_metric(name) is None]
-        assert not unknown, f"{unknown=}: jzero.run.metrics.METRICS does not define them"
         # A NaN in a metric is the first sign of a NaN in the parameters, which later checkpoints
         # would keep.
         not_finite = [f"{name}={x}" for name, x in numbers.items() if not math.isfinite(x)]

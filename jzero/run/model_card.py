@@ -22,7 +22,7 @@ from jzero.rollout.evaluation import evaluation_kinds
 from jzero.run import history
 from jzero.run.accuracy import accuracy_text
 from jzero.run.history import Stage
-from jzero.run.metrics import METRICS, STEP_LINE
+from jzero.run.metrics import STEP_LINE
 from jzero.tasks import suites
 from jzero.types import JsonValue
 
@@ -418,7 +418,7 @@ def curve_table(rows: Sequence[JsonObject]) -> str:
     lines = []
     for row in shown:
         lines.append([row["step"], *(format_number(row.get(name), ".4g") for name in names)])
-    return table(["step", *(METRICS[name].label for name in names)], lines)
+    return table(["step", *(STEP_LINE[name].label for name in names)], lines)
 
 
 def format_number(number: float | None, form: str) -> str:

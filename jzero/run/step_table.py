@@ -10,7 +10,7 @@ that trains on no token lacks metrics, and its row has gaps.
 from collections.abc import Collection, Mapping, Sequence
 
 from jzero.algorithms.algorithm import Algorithm
-from jzero.run.metrics import METRICS, STEP_LINE
+from jzero.run.metrics import STEP_LINE
 from jzero.terminal import WIDTH, duration
 
 ROWS_BETWEEN_HEADERS = 20
@@ -77,7 +77,7 @@ class StepTable:
         if not set(names) <= set(self._names) or not self._rows_left:
             self._names = names
             self._rows_left = ROWS_BETWEEN_HEADERS
-            labels = [METRICS[name].label.rjust(_width(name)) for name in names]
+            labels = [STEP_LINE[name].label.rjust(_width(name)) for name in names]
             lines.append(" ".join([" " * len(first), *labels, LEFT.rjust(LEFT_WIDTH)]))
         self._rows_left -= 1
 
@@ -109,7 +109,7 @@ def _total_width(names: Sequence[str]) -> int:
 def _number(name: str, value: float) -> str:
     """Returns the number of a column, with fewer digits if it has no room for all of them."""
     width = _width(name)
-    text = f"{value:{METRICS[name].format}}".replace("%", " %")
+    text = f"{value:{STEP_LINE[name].format}}".replace("%", " %")
     for digits in range(width, 0, -1):
         if len(text) <= width:
             break
@@ -118,4 +118,4 @@ def _number(name: str, value: float) -> str:
 
 
 def _width(name: str) -> int:
-    return max(NARROWEST, len(METRICS[name].label))
+    return max(NARROWEST, len(STEP_LINE[name].label))

@@ -20,8 +20,14 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
 from jzero import algorithms
-from jzero.algorithms.losses import environment_loss, policy_loss, value_loss
-from jzero.algorithms.ratios import MAX_LOG_RATIO, SequenceSum
+from jzero.algorithms.losses import (
+    environment_loss,
+    mismatch_metrics,
+    policy_loss,
+    value_loss,
+)
+from jzero.algorithms.metrics import is_metric, loss_metric
+from jzero.algorithms.ratios import SequenceSum
 from jzero.config import ModelConfig, RolloutConfig, drafts
 from jzero.model import output_adapter, qwen
 from jzero.model.arithmetic import choose as choose_arithmetic
@@ -32,11 +38,15 @@ from jzero.types import Batch, RowLayout
 
 # Sums over trained tokens, by name. See `Learner.update`.
 Stats = dict[str, jax.Array]
+HostStats = Mapping[str, np.ndarray]  # the same, fetched from the devices
 
+# The number of tokens that a metric counts, by `LossMetric.tokens`.
+COUNTS = {"trained": "tokens", "environment": "environment_tokens"}
+SQUARED = "^2"  # the end of the name of a sum of squares
 
 # (outputs of the head, batch [B, T], sequence_sum, is_on_policy) -> weighted loss terms f32[B, T],
-# and stats of f32[B, T] each. The terms of a batch are only summed: `Batch.weights` are normalized
-# over the whole optimizer step.
+# and values of f32[B, T] each, which `summed_stats` reduces. The terms of a batch are only summed:
+# `Batch.weights` are normalized over the whole optimizer step.
 Loss = Callable[
     [tuple[jax.Array, ...], Batch[jax.Array], SequenceSum, jax.Array],
     tuple[jax.Array, Stats],
@@ -164,7 +174,7 @@ def policy_head(
         old = current
         if batch.old_logps is not None:
             old = jnp.where(is_on_policy, current, batch.old_logps)
-        terms, stats = policy_loss(
+        terms, metrics = policy_loss(
             logps,
             entropy,
             replace(batch, old_logps=old),
@@ -172,14 +182,14 @@ def policy_head(
             algorithm,
             full_logps[0] if full_logps else logps,
         )
-        stats |= {"entropy": entropy, "nll": -logps}
-        stats |= mismatch_stats(current, batch.sampler_logps)
+        metrics |= {"policy/entropy": entropy, "nll": -logps}
+        metrics |= mismatch_metrics(current, batch.sampler_logps)
         if batch.environment_weights is not None:
             is_environment = batch.environment_weights != 0
             cross_entropy = environment_loss(logps, batch.environment_weights, algorithm)
             terms = jnp.where(is_environment, cross_entropy, terms)
-            stats |= {"environment_nll": -logps, "environment_tokens": jnp.ones_like(logps)}
-        return terms, stats
+            metrics["policy/environment_nll"] = -logps
+        return terms, metrics
 
     return Head(outputs, loss)
 
@@ -205,35 +215,11 @@ def critic_head(algorithm: algorithms.Algorithm) -> Head:
         is_on_policy: jax.Array,
     ) -> tuple[jax.Array, Stats]:
         (values,) = outputs
-        terms, stats = value_loss(values, batch, part)
+        terms, metrics = value_loss(values, batch, part)
         # The critic is not trained on the environment's tokens.
-        return jnp.where(trained_targets(batch), terms, 0), stats
+        return jnp.where(trained_targets(batch), terms, 0), metrics
 
     return Head(outputs, loss)
-
-
-def mismatch_stats(
-    logps: Float[Array, "B T"],
-    sampler_logps: Float[Array, "B T"],
-) -> dict[str, Float[Array, "B T"]]:
-    """Returns statistics of the difference between the policy's and the sampler's log-probs.
-
-    With d = log pi - log pi_sampler, k1 = -d and k3 = exp(d) - d - 1 estimate the KL divergence
-    KL(pi_sampler || pi) from the sampled tokens (Schulman, "Approximating KL divergence", 2020).
-    `importance` is the ratio exp(d).
-    """
-    # Clipped as the ratios are, so that exp(d) is finite.
-    d = jnp.clip(logps - sampler_logps, -MAX_LOG_RATIO, MAX_LOG_RATIO)
-    importance = jnp.exp(d)
-    return {
-        "mismatch": jnp.abs(sampler_logps - logps),
-        "mismatch_max": jnp.abs(sampler_logps - logps),
-        "mismatch_k1": sampler_logps - logps,
-        "mismatch_k3": jnp.expm1(d) - d,
-        "mismatch_tokens": (logps != sampler_logps).astype(jnp.float32),
-        "importance": importance,
-        "importance_squared": importance**2,
-    }
 
 
 def trained_targets(batch: Batch[jax.Array]) -> Bool[Array, "B T"]:
@@ -251,29 +237,35 @@ def tokens_with_loss(batch: Batch[jax.Array]) -> Bool[Array, "B T"]:
     return trained_targets(batch) | (batch.environment_weights != 0)
 
 
-def summed_stats(stats: Stats, batch: Batch[jax.Array]) -> Stats:
-    """Reduces each of the stats [B, T] to one number: its sum over the trained targets.
+def summed_stats(values: Mapping[str, jax.Array], batch: Batch[jax.Array]) -> Stats:
+    """Reduces the values [B, T] that a loss returns, each to one number.
 
-    Stats with a name that begins with "environment" are summed over the environment's tokens. Stats
-    with a name that ends in "_max" are reduced by their maximum.
+    A metric is reduced as `algorithms.metrics` defines it; other values are summed over the trained
+    targets. `tokens` and `environment_tokens` count the tokens.
     """
-    is_trained = trained_targets(batch)
-    sums = {}
-    for name, x in stats.items():
-        counts = is_trained
-        if name.startswith("environment"):
-            assert batch.environment_weights is not None, f"{name=}"
-            counts = batch.environment_weights != 0
-        # `where` instead of a product: stats of untrained tokens can be infinite or NaN, and
-        # 0 * NaN is NaN.
-        counted = jnp.where(counts, lax.stop_gradient(x), 0)
-        sums[name] = counted.max() if is_maximum(name) else counted.sum()
+    masks = {"trained": trained_targets(batch)}
+    if batch.environment_weights is not None:
+        masks["environment"] = batch.environment_weights != 0
+    sums = {COUNTS[kind]: masked(jnp.ones(mask.shape), mask).sum() for kind, mask in masks.items()}
+    for name, x in values.items():
+        metric = loss_metric(name)
+        counted = masked(x, masks[metric.tokens])
+        sums[name] = counted.max() if metric.reduction == "max" else counted.sum()
+        if metric.reduction == "effective_share":
+            sums[name + SQUARED] = masked(x**2, masks[metric.tokens]).sum()
     return sums
+
+
+def masked(x: Float[Array, "B T"], mask: Bool[Array, "B T"]) -> Float[Array, "B T"]:
+    """Returns constants that are 0 where the mask is False."""
+    # `where` instead of a product: values of untrained tokens can be infinite or NaN, and 0 * NaN
+    # is NaN.
+    return jnp.where(mask, lax.stop_gradient(x), 0)
 
 
 def is_maximum(name: str) -> bool:
     """Returns whether stats of this name are combined by maximum instead of by sum."""
-    return name.endswith("_max")
+    return loss_metric(name).reduction == "max"
 
 
 def combine_stats(a: Stats, b: Stats) -> Stats:
@@ -288,6 +280,36 @@ def combine_stats_over(stats: Stats, axis: str | tuple[str, ...]) -> Stats:
     maxima = {name: lax.pmax(x, axis) for name, x in stats.items() if is_maximum(name)}
     sums = {name: x for name, x in stats.items() if not is_maximum(name)}
     return lax.psum(sums, axis) | maxima
+
+
+def loss_metrics(stats: Sequence[HostStats]) -> dict[str, float]:
+    """Returns the metrics of the loss from the stats of optimizer steps of one learner.
+
+    Metrics of tokens are missing if there was no such token: a mean of 0 would be mistaken for an
+    entropy of 0.
+    """
+    metrics: dict[str, float] = {}
+    for name in stats[0] if stats else ():
+        if not is_metric(name) or name.endswith(SQUARED):
+            continue
+        metric = loss_metric(name)
+        steps = stats[:1] if metric.steps == "first" else stats
+        tokens = sum(sums[COUNTS[metric.tokens]] for sums in steps)
+        if not tokens:
+            continue
+        values = [sums[name] for sums in steps]
+        match metric.reduction:
+            case "mean":
+                metrics[name] = float(sum(values) / tokens)
+            case "sum":
+                metrics[name] = float(sum(values))
+            case "max":
+                metrics[name] = float(max(values))
+            case "effective_share":
+                total = sum(map(float, values))
+                squares = sum(float(sums[name + SQUARED]) for sums in steps)
+                metrics[name] = total**2 / (float(tokens) * squares)
+    return metrics
 
 
 def make_sequence_sum(

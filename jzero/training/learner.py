@@ -314,8 +314,9 @@ class Learner:
         `loss` replaces the head's loss. The program is compiled once for each function, so pass
         the same function in every step: one that is defined inside the loop is another each time.
 
-        Returns the next State and fp32 scalars. The scalars are sums over trained tokens (`tokens`
-        counts the tokens), except the stats that `heads.summed_stats` lists and two others:
+        Returns the next State and fp32 scalars, from which `heads.loss_metrics` makes metrics. The
+        scalars are sums over trained tokens (`tokens` counts the tokens), except the metrics of the
+        loss with another reduction (`algorithms.metrics`) and two others:
         `grad_norm` is the norm of the gradient before clipping, and `skipped` is 1 if that norm was
         above optimizer.skip_norm, in which case the State did not change. An MoE model also has
         `expert_load` f32[L, X], the number of tokens of every expert, including prompt tokens.
@@ -675,12 +676,11 @@ class Learner:
         body = without_prefix(batch, layout)
         sequence_sum = make_sequence_sum(body.segments, trained_targets(body), layout)
         weighted_terms = loss_of_terms or self.head.loss
-        terms, stats = weighted_terms(outputs, body, sequence_sum, is_on_policy)
-        stats |= {"tokens": jnp.ones_like(terms)}
+        terms, metrics = weighted_terms(outputs, body, sequence_sum, is_on_policy)
         # `where` instead of a product: terms of untrained tokens can be infinite or NaN, and
         # 0 * NaN is NaN.
         loss = jnp.where(tokens_with_loss(body), terms, 0).sum()
-        sums = summed_stats(stats, body) | lax.stop_gradient(layer_stats)
+        sums = summed_stats(metrics, body) | lax.stop_gradient(layer_stats)
         sums |= {"loss": lax.stop_gradient(loss)}
         logps = lax.stop_gradient(outputs[0]) if self.arithmetic.is_exact else None
         if self.draft_weight:

@@ -34,7 +34,7 @@ from jzero.training.credit import (
 )
 from jzero.training.draft_head import head_metrics
 from jzero.training.exactness import check_exact
-from jzero.training.heads import Stats, expert_metrics
+from jzero.training.heads import HostStats, Stats, expert_metrics, loss_metrics
 from jzero.training.learner import Learner, fetch_rows
 from jzero.training.offload import at_rest, on_device
 from jzero.training.optimizer import learning_rate
@@ -42,23 +42,6 @@ from jzero.training.packing import PackedBatch, TrainingSequence
 from jzero.training.teacher import Teacher, TeacherScores, credit_of_teacher, teacher_metrics
 from jzero.training.trainer import Trainer, UpdateSettings, has_ce_weights
 from jzero.types import Batch, Rollout, State
-
-# Stats whose metric is a mean over the trained tokens of all optimizer steps.
-TOKEN_MEANS = (
-    "entropy",
-    "clip_fraction",
-    "clip_above",
-    "clip_below",
-    "ratio_shift",
-    "off_policy",
-    "correction",
-    "correction_above",
-    "correction_below",
-    "kl",
-)
-
-# Stats of one optimizer step, fetched from the devices.
-HostStats = dict[str, np.ndarray]
 
 
 @dataclass
@@ -552,31 +535,10 @@ def update_metrics(
 ) -> dict[str, float]:
     """Returns the metrics of an RL step from the stats of its optimizer steps.
 
-    Diagnostics are means over the trained tokens of packed sequences. They are missing if no token
-    was trained: a mean of 0 would be mistaken for an entropy of 0. Norms and losses are means over
+    Those of the losses are as `algorithms.metrics` defines them. Norms and losses are means over
     optimizer steps.
     """
-    metrics: dict[str, float] = {}
-    if has_tokens(policy_stats):
-        for name in TOKEN_MEANS:
-            if name in policy_stats[0]:
-                metrics[f"policy/{name}"] = token_mean(policy_stats, name)
-        metrics["policy/effective_samples"] = effective_samples(policy_stats)
-    # The mismatch compares sampler and trainer at the same weights, so only the first optimizer
-    # step counts: it changes the trainer's weights.
-    if has_tokens(policy_stats[:1]):
-        for name in ("mismatch", "mismatch_k1", "mismatch_k3"):
-            metrics[f"policy/{name}"] = token_mean(policy_stats[:1], name)
-        metrics["policy/mismatch_max"] = float(policy_stats[0]["mismatch_max"])
-        metrics["policy/mismatch_tokens"] = float(policy_stats[0]["mismatch_tokens"])
-    if policy_stats and "environment_nll" in policy_stats[0]:
-        num_tokens = sum(sums["environment_tokens"] for sums in policy_stats)
-        if num_tokens:
-            nll = sum(sums["environment_nll"] for sums in policy_stats)
-            metrics["policy/environment_nll"] = float(nll / num_tokens)
-    if has_tokens(critic_stats):
-        metrics["critic/loss"] = token_mean(critic_stats, "value_loss")
-        metrics["critic/clip_fraction"] = token_mean(critic_stats, "value_clip_fraction")
+    metrics = loss_metrics(policy_stats) | loss_metrics(critic_stats)
     if critic_stats:
         metrics["critic/grad_norm"] = step_mean(critic_stats, "grad_norm")
         metrics["critic/skipped"] = step_mean(critic_stats, "skipped")
@@ -585,29 +547,6 @@ def update_metrics(
         metrics["optimizer/skipped"] = step_mean(policy_stats, "skipped")
         metrics["optimizer/loss"] = step_mean(policy_stats, "loss")
     return metrics | expert_metrics(policy_stats) | head_metrics(policy_stats)
-
-
-def effective_samples(stats: Sequence[HostStats]) -> float:
-    """Returns the effective sample size of the importance ratios r as a share of the n tokens.
-
-    It is (sum r)^2 / (n sum r^2): 1 if all ratios are equal, 1 / n if one token has all the weight
-    (Kong 1992).
-    """
-    tokens = sum(float(sums["tokens"]) for sums in stats)
-    total = sum(float(sums["importance"]) for sums in stats)
-    squares = sum(float(sums["importance_squared"]) for sums in stats)
-    return total**2 / (tokens * squares)
-
-
-def has_tokens(stats: Sequence[HostStats]) -> bool:
-    """Returns whether the optimizer steps trained on any token."""
-    return any(sums["tokens"] > 0 for sums in stats)
-
-
-def token_mean(stats: Sequence[HostStats], name: str) -> float:
-    """Returns the mean of stat `name` over the trained tokens of all optimizer steps."""
-    tokens = sum(sums["tokens"] for sums in stats)
-    return float(sum(sums[name] for sums in stats) / tokens)
 
 
 def step_mean(stats: Sequence[HostStats], name: str) -> float:
