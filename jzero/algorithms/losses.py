@@ -69,7 +69,7 @@ def policy_loss(
             kl = jnp.minimum(kl, algorithm.kl.bound)
         kl_weights = weights if batch.kl_weights is None else batch.kl_weights
         parts.append(algorithm.kl.coef * kl_weights * kl)
-        metrics["policy/kl"] = kl
+        metrics["kl"] = kl
     assert parts, "the loss has no part"
     return sum(parts[1:], parts[0]), metrics
 
@@ -87,15 +87,15 @@ def surrogate_term(
     advantages = present(batch.advantages)
     term, is_clipped = surrogate.compute(logps, ratio, advantages, algorithm.surrogate)
     metrics = {
-        "policy/clip_fraction": is_clipped.astype(jnp.float32),
-        "policy/clip_above": (is_clipped & (ratio > 1)).astype(jnp.float32),
-        "policy/clip_below": (is_clipped & (ratio < 1)).astype(jnp.float32),
-        "policy/ratio_shift": jnp.abs(ratio - 1),
+        "clip_fraction": is_clipped.astype(jnp.float32),
+        "clip_above": (is_clipped & (ratio > 1)).astype(jnp.float32),
+        "clip_below": (is_clipped & (ratio < 1)).astype(jnp.float32),
+        "ratio_shift": jnp.abs(ratio - 1),
     }
     if algorithm.off_policy_bound:
         is_kept = on_policy_mask(logps, batch, sequence_sum, algorithm)
         term = jnp.where(is_kept, term, 0.0)
-        metrics["policy/off_policy"] = 1 - is_kept.astype(jnp.float32)
+        metrics["off_policy"] = 1 - is_kept.astype(jnp.float32)
     if algorithm.correction is not None:
         # The correction is a constant, but old_logps can be the policy's current log-probs, so the
         # gradient has to be stopped.
@@ -110,9 +110,9 @@ def surrogate_term(
         is_above = correction_ratio > high
         is_below = (correction_ratio < low) & (factor == 0)
         metrics |= {
-            "policy/correction": factor,
-            "policy/correction_above": is_above.astype(jnp.float32),
-            "policy/correction_below": is_below.astype(jnp.float32),
+            "correction": factor,
+            "correction_above": is_above.astype(jnp.float32),
+            "correction_below": is_below.astype(jnp.float32),
         }
     return term, metrics
 
@@ -146,12 +146,12 @@ def mismatch_metrics(logps: Tokens, sampler_logps: Tokens) -> TokenMetrics:
     # Clipped as the ratios are, so that exp(d) is finite.
     d = jnp.clip(logps - sampler_logps, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     return {
-        "policy/mismatch": jnp.abs(sampler_logps - logps),
-        "policy/mismatch_max": jnp.abs(sampler_logps - logps),
-        "policy/mismatch_k1": sampler_logps - logps,
-        "policy/mismatch_k3": jnp.expm1(d) - d,
-        "policy/mismatch_tokens": (logps != sampler_logps).astype(jnp.float32),
-        "policy/effective_samples": jnp.exp(d),
+        "mismatch": jnp.abs(sampler_logps - logps),
+        "mismatch_max": jnp.abs(sampler_logps - logps),
+        "mismatch_k1": sampler_logps - logps,
+        "mismatch_k3": jnp.expm1(d) - d,
+        "mismatch_tokens": (logps != sampler_logps).astype(jnp.float32),
+        "importance": jnp.exp(d),
     }
 
 
@@ -189,8 +189,8 @@ def value_loss(
     worse_error = jnp.maximum(error, clipped_error)
     loss = 0.5 * part.value_coef * present(batch.weights) * worse_error
     metrics = {
-        "critic/loss": 0.5 * error,
-        "critic/clip_fraction": (clipped_error > error).astype(jnp.float32),
+        "value_loss": 0.5 * error,
+        "value_clip_fraction": (clipped_error > error).astype(jnp.float32),
     }
     return loss, metrics
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jzero.algorithms.metrics import LOSS_METRICS
+from jzero.algorithms.metrics import metrics_of_the_loss
 
 
 @dataclass(frozen=True)
@@ -406,23 +406,16 @@ STEP_LINE: dict[str, Column] = {
 
 
 def all_metrics() -> dict[str, Metric]:
-    """Returns the definitions of all metrics."""
-    return METRICS | {name: _definition(name) for name in LOSS_METRICS}
-
-
-def _definition(name: str) -> Metric:
-    """Returns the definition of a metric of the loss."""
-    metric = LOSS_METRICS[name]
-    return Metric(metric.meaning, metric.unit)
+    """Returns the definitions of all metrics, by their names."""
+    of_the_loss = metrics_of_the_loss().values()
+    return METRICS | {metric.name: Metric(metric.meaning, metric.unit) for metric in of_the_loss}
 
 
 @functools.lru_cache(4096)
 def find_metric(name: str) -> Metric | None:
     """Returns the definition of the metric `name`, or None if it is not defined."""
-    if name in LOSS_METRICS:
-        return _definition(name)
-    if name in METRICS:
-        return METRICS[name]
+    if name in all_metrics():
+        return all_metrics()[name]
     matching = [entry for entry in METRICS if re.fullmatch(_entry_pattern(entry), name)]
     # If several entries match, such as `reward/<function>` and `reward/mean/<task>`, the longest is
     # the most specific.

@@ -26,7 +26,7 @@ from jzero.algorithms.losses import (
     policy_loss,
     value_loss,
 )
-from jzero.algorithms.metrics import is_metric, loss_metric
+from jzero.algorithms.metrics import loss_metric
 from jzero.algorithms.ratios import SequenceSum
 from jzero.config import ModelConfig, RolloutConfig, drafts
 from jzero.model import output_adapter, qwen
@@ -42,7 +42,7 @@ HostStats = Mapping[str, np.ndarray]  # the same, fetched from the devices
 
 # The number of tokens that a metric counts, by `LossMetric.tokens`.
 COUNTS = {"trained": "tokens", "environment": "environment_tokens"}
-SQUARED = "^2"  # the end of the name of a sum of squares
+SQUARED = "_squared"  # the end of the name of a sum of squares
 
 # (outputs of the head, batch [B, T], sequence_sum, is_on_policy) -> weighted loss terms f32[B, T],
 # and values of f32[B, T] each, which `summed_stats` reduces. The terms of a batch are only summed:
@@ -182,13 +182,13 @@ def policy_head(
             algorithm,
             full_logps[0] if full_logps else logps,
         )
-        metrics |= {"policy/entropy": entropy, "nll": -logps}
+        metrics |= {"entropy": entropy, "nll": -logps}
         metrics |= mismatch_metrics(current, batch.sampler_logps)
         if batch.environment_weights is not None:
             is_environment = batch.environment_weights != 0
             cross_entropy = environment_loss(logps, batch.environment_weights, algorithm)
             terms = jnp.where(is_environment, cross_entropy, terms)
-            metrics["policy/environment_nll"] = -logps
+            metrics["environment_nll"] = -logps
         return terms, metrics
 
     return Head(outputs, loss)
@@ -246,13 +246,15 @@ def summed_stats(values: Mapping[str, jax.Array], batch: Batch[jax.Array]) -> St
     masks = {"trained": trained_targets(batch)}
     if batch.environment_weights is not None:
         masks["environment"] = batch.environment_weights != 0
-    sums = {COUNTS[kind]: masked(jnp.ones(mask.shape), mask).sum() for kind, mask in masks.items()}
+    sums: Stats = {}
     for name, x in values.items():
         metric = loss_metric(name)
         counted = masked(x, masks[metric.tokens])
         sums[name] = counted.max() if metric.reduction == "max" else counted.sum()
         if metric.reduction == "effective_share":
             sums[name + SQUARED] = masked(x**2, masks[metric.tokens]).sum()
+    for kind, mask in masks.items():
+        sums[COUNTS[kind]] = masked(jnp.ones(mask.shape), mask).sum()
     return sums
 
 
@@ -290,25 +292,25 @@ def loss_metrics(stats: Sequence[HostStats]) -> dict[str, float]:
     """
     metrics: dict[str, float] = {}
     for name in stats[0] if stats else ():
-        if not is_metric(name) or name.endswith(SQUARED):
-            continue
         metric = loss_metric(name)
         steps = stats[:1] if metric.steps == "first" else stats
+        if not metric.name:
+            continue
         tokens = sum(sums[COUNTS[metric.tokens]] for sums in steps)
         if not tokens:
             continue
         values = [sums[name] for sums in steps]
         match metric.reduction:
             case "mean":
-                metrics[name] = float(sum(values) / tokens)
+                metrics[metric.name] = float(sum(values) / tokens)
             case "sum":
-                metrics[name] = float(sum(values))
+                metrics[metric.name] = float(sum(values))
             case "max":
-                metrics[name] = float(max(values))
+                metrics[metric.name] = float(max(values))
             case "effective_share":
                 total = sum(map(float, values))
                 squares = sum(float(sums[name + SQUARED]) for sums in steps)
-                metrics[name] = total**2 / (float(tokens) * squares)
+                metrics[metric.name] = total**2 / (float(tokens) * squares)
     return metrics
 
 

@@ -210,6 +210,7 @@ def test_a_name_that_no_table_defines_is_written(tmp_path: Path, name: str) -> N
 
 @pytest.mark.parametrize("name", LOSS_METRICS)
 def test_a_metric_of_the_loss_has_one_definition(name: str) -> None:
-    assert name not in metrics.METRICS
-    found = metrics.find_metric(name)
-    assert found == metrics.Metric(LOSS_METRICS[name].meaning, LOSS_METRICS[name].unit)
+    metric = LOSS_METRICS[name]
+    assert metric.name not in metrics.METRICS
+    assert [other.name for other in LOSS_METRICS.values()].count(metric.name) == 1
+    assert metrics.find_metric(metric.name) == metrics.Metric(metric.meaning, metric.unit)

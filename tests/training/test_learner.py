@@ -253,7 +253,7 @@ def test_gradient_does_not_depend_on_the_mesh(sizes: tuple[int, int, int]) -> No
     slow_loss, slow_gradient = slow_step()
     reference.assert_same_gradient(gradient, slow_gradient)
     reference.assert_same_loss(stats["loss"], slow_loss)
-    np.testing.assert_allclose(stats["policy/mismatch_max"], largest_mismatch(), rtol=1e-4)
+    np.testing.assert_allclose(stats["mismatch_max"], largest_mismatch(), rtol=1e-4)
 
 
 @pytest.mark.parametrize("sizes", [DATA_ALONE, (2, 2, 2)], ids=str)
@@ -348,8 +348,8 @@ def test_a_later_optimizer_step_reads_the_old_log_probs() -> None:
         state, batches, minibatch.counts, trainer.layouts, lr=0.0, is_on_policy=False
     )
 
-    assert stats["policy/clip_fraction"] > 0
-    assert stats["policy/ratio_shift"] > 0.5
+    assert stats["clip_fraction"] > 0
+    assert stats["ratio_shift"] > 0.5
 
 
 def with_noise_where_nothing_is_trained(batch: Batch) -> Batch:
@@ -408,23 +408,19 @@ def test_stats_are_sums_over_trained_tokens() -> None:
         np.abs(x - rollout.tokens.logps) for x, rollout in zip(logps, ROLLOUTS, strict=True)
     ]
     assert stats["tokens"] == sum(rollout.tokens.sampled.sum() for rollout in ROLLOUTS)
-    np.testing.assert_allclose(stats["policy/entropy"], sum_over_sampled(entropy), rtol=1e-5)
+    np.testing.assert_allclose(stats["entropy"], sum_over_sampled(entropy), rtol=1e-5)
     np.testing.assert_allclose(stats["nll"], -sum_over_sampled(logps), rtol=1e-5)
-    np.testing.assert_allclose(stats["policy/mismatch"], sum_over_sampled(mismatch), rtol=1e-5)
-    assert stats["policy/mismatch_tokens"] == stats["tokens"]  # random log-probs are never the same
-    np.testing.assert_allclose(stats["policy/mismatch_max"], largest_mismatch(), rtol=1e-4)
+    np.testing.assert_allclose(stats["mismatch"], sum_over_sampled(mismatch), rtol=1e-5)
+    assert stats["mismatch_tokens"] == stats["tokens"]  # random log-probs are never the same
+    np.testing.assert_allclose(stats["mismatch_max"], largest_mismatch(), rtol=1e-4)
     d = [x - rollout.tokens.logps for x, rollout in zip(logps, ROLLOUTS, strict=True)]
     k3 = [np.exp(x) - x - 1 for x in d]
-    np.testing.assert_allclose(stats["policy/mismatch_k1"], -sum_over_sampled(d), rtol=1e-5)
-    np.testing.assert_allclose(stats["policy/mismatch_k3"], sum_over_sampled(k3), rtol=1e-4)
+    np.testing.assert_allclose(stats["mismatch_k1"], -sum_over_sampled(d), rtol=1e-5)
+    np.testing.assert_allclose(stats["mismatch_k3"], sum_over_sampled(k3), rtol=1e-4)
     ratios = [np.exp(x) for x in d]
     squares = [np.exp(2 * x) for x in d]
-    np.testing.assert_allclose(
-        stats["policy/effective_samples"], sum_over_sampled(ratios), rtol=1e-5
-    )
-    np.testing.assert_allclose(
-        stats["policy/effective_samples^2"], sum_over_sampled(squares), rtol=1e-5
-    )
+    np.testing.assert_allclose(stats["importance"], sum_over_sampled(ratios), rtol=1e-5)
+    np.testing.assert_allclose(stats["importance_squared"], sum_over_sampled(squares), rtol=1e-5)
 
 
 def test_grad_norm_is_the_norm_of_the_whole_gradient() -> None:

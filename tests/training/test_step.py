@@ -20,30 +20,30 @@ from jzero.types import RowLayout
 
 FIRST_STATS = {
     "tokens": 10.0,
-    "policy/entropy": 20.0,
-    "policy/clip_fraction": 1.0,
-    "policy/mismatch": 0.5,
-    "policy/mismatch_max": 0.25,
-    "policy/mismatch_k1": -0.2,
-    "policy/mismatch_k3": 0.1,
-    "policy/mismatch_tokens": 7.0,
-    "policy/effective_samples": 10.0,
-    "policy/effective_samples^2": 20.0,
+    "entropy": 20.0,
+    "clip_fraction": 1.0,
+    "mismatch": 0.5,
+    "mismatch_max": 0.25,
+    "mismatch_k1": -0.2,
+    "mismatch_k3": 0.1,
+    "mismatch_tokens": 7.0,
+    "importance": 10.0,
+    "importance_squared": 20.0,
     "loss": 0.3,
     "grad_norm": 2.0,
     "skipped": 0.0,
 }
 SECOND_STATS = {
     "tokens": 30.0,
-    "policy/entropy": 30.0,
-    "policy/clip_fraction": 5.0,
-    "policy/mismatch": 9.0,
-    "policy/mismatch_max": 3.0,
-    "policy/mismatch_k1": 4.0,
-    "policy/mismatch_k3": 5.0,
-    "policy/mismatch_tokens": 30.0,
-    "policy/effective_samples": 20.0,
-    "policy/effective_samples^2": 70.0,
+    "entropy": 30.0,
+    "clip_fraction": 5.0,
+    "mismatch": 9.0,
+    "mismatch_max": 3.0,
+    "mismatch_k1": 4.0,
+    "mismatch_k3": 5.0,
+    "mismatch_tokens": 30.0,
+    "importance": 20.0,
+    "importance_squared": 70.0,
     "loss": 0.1,
     "grad_norm": 4.0,
     "skipped": 1.0,
@@ -88,7 +88,7 @@ def test_the_effective_sample_size_is_of_the_tokens_of_all_optimizer_steps() -> 
 
 def test_the_kl_is_a_metric_only_where_there_is_a_reference_policy() -> None:
     without_reference = policy_metrics(FIRST_STATS)
-    with_reference = policy_metrics(FIRST_STATS | {"policy/kl": 4.0})
+    with_reference = policy_metrics(FIRST_STATS | {"kl": 4.0})
 
     assert "policy/kl" not in without_reference
     assert with_reference["policy/kl"] == 0.4
@@ -107,14 +107,12 @@ def test_a_metric_of_a_user_defined_loss_is_a_mean_over_the_trained_tokens() -> 
 def test_an_entry_of_the_table_decides_how_a_metric_is_reduced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    largest = LossMetric("The largest margin.", reduction="max")
-    monkeypatch.setitem(LOSS_METRICS, "mine/margin", largest)
+    largest = LossMetric("mine/largest", "The largest margin.", reduction="max")
+    monkeypatch.setitem(LOSS_METRICS, "margin", largest)
 
-    metrics = policy_metrics(
-        FIRST_STATS | {"mine/margin": 5.0}, SECOND_STATS | {"mine/margin": 15.0}
-    )
+    metrics = policy_metrics(FIRST_STATS | {"margin": 5.0}, SECOND_STATS | {"margin": 15.0})
 
-    assert metrics["mine/margin"] == 15
+    assert metrics["mine/largest"] == 15
 
 
 def test_means_over_tokens_are_no_metrics_where_nothing_was_trained() -> None:
