@@ -182,13 +182,13 @@ def check_adapter(options: Options, settings: config.Config, base: BaseModel) ->
     """
     if not settings.model.adapter.rank:
         raise UserError(
-            f"--adapter: the run in {options.workdir} trains the whole model: leave out --adapter"
+            f"--adapter: the run in {options.workdir} trains the whole model: remove --adapter"
         )
     name = setup.initial_weights(settings, base, options.workdir).name
     if options.push_to_hub and not is_on_hub(name):
         raise UserError(
-            f"--adapter: the base is the directory {name}, which is not on the hub: leave out "
-            "--adapter and push the merged model, or leave out --push-to-hub"
+            f"--adapter: the base is the directory {name}, which is not on the hub: remove "
+            "--adapter and push the merged model, or remove --push-to-hub"
         )
     return name
 

@@ -238,6 +238,13 @@ def name_and_value(value: str) -> str:
     return unicode_text(value)
 
 
+def non_empty(value: str) -> str:
+    """Returns a text, or raises UserError if it is empty."""
+    if not value:
+        raise UserError("is an empty text: remove it")
+    return value
+
+
 def as_tuple(value: object) -> object:
     """Returns a list as a tuple, which Python code and JSON may write in its place."""
     return tuple(value) if isinstance(value, list) else value
@@ -285,6 +292,7 @@ class Written:
 
 Line = Annotated[str, AfterValidator(one_line)]
 Text = Annotated[str, AfterValidator(unicode_text)]
+NonEmptyText = Annotated[str, AfterValidator(unicode_text), AfterValidator(non_empty)]
 NameAndValue = Annotated[str, AfterValidator(name_and_value)]
 Integer = Annotated[int, Field(ge=-LARGEST_INT, le=LARGEST_INT)]
 Number = Annotated[

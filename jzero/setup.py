@@ -471,7 +471,7 @@ def make_job_stream(
     assert workdir is not None, "separate jobs keep their results in the workdir"
     if peers.has_peers():
         raise UserError(
-            "rollout.placement=jobs: the trainer has one process: leave out --num_processes, or "
+            "rollout.placement=jobs: the trainer has one process: remove --num_processes, or "
             "set rollout.placement=together"
         )
     # 8-bit weights are rounded from the trainer's fp32.

@@ -187,7 +187,7 @@ def check_adapter(config: Config) -> Iterator[str]:
         )
     if config.model.is_base_quantized and not adapter.rank and not path:
         yield (
-            f"model.base={config.model.base} is of a frozen model, and without an adapter nothing "
+            f"model.base={config.model.base} needs a frozen model, and without an adapter nothing "
             "is frozen: set model.adapter.rank, or model.base=native"
         )
     if config.train.save == "adapter" and not adapter.rank and not path:
@@ -204,8 +204,8 @@ def check_adapter(config: Config) -> Iterator[str]:
     # A warm start would change these weights.
     if path and config.is_warm_started:
         yield (
-            f"warm_start={show_part(config.warm_start)} trains the model that the adapter "
-            f"model.adapter.path={path} is of: set warm_start=none"
+            f"warm_start={show_part(config.warm_start)} changes the base model of "
+            f"model.adapter.path={path}: set warm_start=none"
         )
     # With an adapter the critic is a second adapter on the policy's base.
     if path and config.critic.path:
@@ -257,22 +257,6 @@ def check_on_push(command: str) -> Iterator[str]:
     # Checked now, because the command first runs hours later, after the first push.
     if arguments and shutil.which(arguments[0]) is None:
         yield f"hub.push.on_push={command}: there is no program {arguments[0]}: install it"
-
-
-def check_sampling(config: Config) -> Iterator[str]:
-    """Checks the ranges of the sampling settings, and that stop strings are not empty."""
-    rollout = config.rollout
-    if rollout.temperature <= 0:
-        yield (
-            f"rollout.temperature={rollout.temperature} must be positive: "
-            "RL needs samples that differ"
-        )
-    if not 0 < rollout.top_p <= 1:
-        yield f"rollout.top_p={rollout.top_p} must be in (0, 1]"
-    if not 0 <= rollout.min_p < 1:
-        yield f"rollout.min_p={rollout.min_p} must be in [0, 1)"
-    if not all(isinstance(stop, str) and stop for stop in rollout.stop):
-        yield f"rollout.stop={rollout.stop} must hold non-empty strings"
 
 
 def check_group_size(config: Config) -> Iterator[str]:
@@ -404,8 +388,8 @@ def check_quantized_weights(config: Config) -> Iterator[str]:
     rollout, adapter = config.rollout, config.model.adapter
     if rollout.quantizes_weights and (adapter.rank or adapter.path):
         yield (
-            f"rollout.weights={rollout.weights} is of a model that is trained as a whole: with an "
-            "adapter set model.base=int8 and rollout.weights=native"
+            f"rollout.weights={rollout.weights} quantizes a model that is trained as a whole: with "
+            "an adapter set model.base=int8 and rollout.weights=native"
         )
 
 
@@ -507,7 +491,7 @@ def check_teacher(config: Config) -> Iterator[str]:
     name = part_name(class_of_part(teacher))
     if config.sft is not None:
         if teacher is not None:
-            yield f"teacher={name} is of RL, and this run has sft: set teacher=none"
+            yield f"teacher={name} is only for RL, and this run has sft: set teacher=none"
         return
     if coef and teacher is None:
         yield (
@@ -531,8 +515,8 @@ def check_teacher(config: Config) -> Iterator[str]:
             yield "teacher=model needs teacher.path or teacher.adapter"
         if teacher.adapter and not (teacher.path or config.model.path):
             yield (
-                f"teacher.adapter={teacher.adapter} is of a model in a directory or on the hub: "
-                "set teacher.path, or model.path"
+                f"teacher.adapter={teacher.adapter} needs a base model from a directory or the "
+                "hub: set teacher.path, or model.path"
             )
     if isinstance(teacher, teachers.Policy) and not teacher.prompt:
         yield (
@@ -818,7 +802,7 @@ def context_mistakes(
     name = config.model.path or "the model"
     has = f"{name} has {POSITIONS}={limit}"
     if windowed:
-        has = f"{name} has sliding_window={limit}, and jzero attends to all tokens alone"
+        has = f"{name} has sliding_window={limit}, and jzero always attends to all tokens"
 
     def ways_out(length: int) -> str:
         return "" if windowed else beyond(length)
@@ -859,8 +843,8 @@ def beyond(length: int) -> str:
     """Returns the part of a message on the two ways to extend the context length."""
     return (
         f". YaRN would stretch its positions to {length}: give a directory whose config.json has "
-        f"rope_scaling with rope_type=yarn. model.max_position_embeddings={length} goes on "
-        "without, at positions that the model has not been trained at"
+        f"rope_scaling with rope_type=yarn. model.max_position_embeddings={length} allows them "
+        "without YaRN, at positions that the model has not been trained at"
     )
 
 
@@ -914,7 +898,6 @@ CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (
     check_architecture,
     check_adapter,
     check_hub,
-    check_sampling,
     check_group_size,
     check_correction,
     check_quantized_weights,

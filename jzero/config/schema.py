@@ -29,6 +29,7 @@ from jzero.fields import (
     SECTION_NAMES,
     Field,
     NameAndValue,
+    NonEmptyText,
     Text,
     fields_of,
     part,
@@ -398,15 +399,15 @@ class RolloutConfig:
     episode of several turns only appends tokens and requires keep."""
 
     # The sampling distribution, and the end of a response.
-    temperature: float = 1.0
+    temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature."""
     top_k: int = 0
     """Samples only from the k most likely tokens. 0: from all tokens."""
-    top_p: float = 1.0
+    top_p: float = Field(default=1.0, gt=0, le=1)
     """Samples only from the most likely tokens with this total probability. 1: from all tokens."""
-    min_p: float = 0.0
+    min_p: float = Field(default=0.0, lt=1)
     """Drops tokens below this share of the most likely token's probability. 0: drops none."""
-    stop: tuple[Text, ...] = ()
+    stop: tuple[NonEmptyText, ...] = ()
     """Strings that end a response, in addition to the tokenizer's end-of-sequence tokens. Empty:
     the stop strings of task.template, such as </answer> for r1 in mathematics."""
     keep_stop: bool = True

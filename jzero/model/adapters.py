@@ -334,7 +334,7 @@ def check_merge(config: QwenConfig, names: Collection[str]) -> None:
         raise UserError(
             f"the adapter is on {OUTPUT}, which this model ties to its embedding, so it cannot be "
             "merged into the model: export the adapter itself (jzero export --adapter; without "
-            "train.export_merged and hub.push), or leave out this target"
+            "train.export_merged and hub.push), or remove this target"
         )
 
 

@@ -316,7 +316,7 @@ def with_path(settings: AdapterConfig, config: QwenConfig) -> AdapterConfig:
     if wrong:
         raise UserError(
             f"model.adapter.path={settings.path} has {' and '.join(wrong)}, and the settings say "
-            "otherwise: leave out model.adapter.rank, alpha and targets"
+            "otherwise: remove model.adapter.rank, alpha and targets"
         )
     return replace(settings, rank=stored.rank, alpha=stored.alpha, targets=stored.targets)
 

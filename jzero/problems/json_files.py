@@ -254,7 +254,7 @@ def _refuse_value(path: Path, name: str, row: PlacedRow, value: JsonValue) -> No
     _refuse(
         path,
         row.place,
-        f"has {quoted(value)} in the column {shown(name)}, whose other values are of another type",
+        f"has {quoted(value)} in the column {shown(name)}, whose other values have another type",
     )
 
 

@@ -301,7 +301,7 @@ class Tenants:
         return shape, peft.load_to_host(directory, self.base.model, shape.settings)
 
     def check_base(self, record: store.Record) -> None:
-        """Raises UserError if a checkpoint is of another base."""
+        """Raises UserError if a checkpoint has another base model."""
         if record.base_hash != self.base_hash:
             raise UserError(
                 f"{record.path} is an adapter of {record.base_model} with other weights than this "

@@ -3,6 +3,7 @@
     python tests/attacks/hostile_settings.py                     # every value, up to the model
     python tests/attacks/hostile_settings.py --runs 160          # and 160 whole tiny runs
     python tests/attacks/hostile_settings.py --only rollout. --verbose
+    python tests/attacks/hostile_settings.py --recipe sft --sample 300    # some, on another recipe
 
 The settings are read from the schema, so that a new setting is attacked as soon as it exists. A
 value is a flag of `jzero.main` on a tiny run in which its setting has an effect. It goes through
@@ -61,13 +62,27 @@ KINDS = ("refused", "accepted", "busy", *BAD)
 
 # A run that takes seconds. `attack_flags` adds to it what a setting needs to have an effect.
 TINY = """
-task.options=numbers_min=2 task.options=numbers_max=2 task.options=value_max=9 task.grade_workers=1
-rollout.num_prompts=2 rollout.group_size=4 rollout.max_prompt_tokens=16 rollout.max_new_tokens=24
+task.grade_workers=1 rollout.num_prompts=2 rollout.group_size=4 rollout.max_new_tokens=24
 rollout.num_slots=8 rollout.page_size=8 warm_start.steps=1 warm_start.lr=2e-2
 warm_start.batch_size=4 warm_start.tries=1 train.microbatch_tokens=256 train.steps=1
 train.checkpoint_every=1 train.logged_rollouts=2 optimizer.lr=1e-3 eval.problems=2 eval.samples=1
 eval.every=0
 """
+TWO_NUMBERS = (
+    "task.options=numbers_min=2 task.options=numbers_max=2 task.options=value_max=9 "
+    "rollout.max_prompt_tokens=16"
+)
+# The recipes, with the settings that make their preset `tiny` a run of seconds, after TINY.
+RECIPES = {
+    "countdown": TWO_NUMBERS,
+    "sft": f"{TWO_NUMBERS} sft.batch_size=4 sft.pack_length=64 train.steps=200",
+    "guess": "task.options=value_max=3 rollout.max_prompt_tokens=16 rollout.max_episode_tokens=0 "
+    "train.microbatch_tokens=2048",
+    "calculator": "rollout.max_prompt_tokens=64 rollout.max_new_tokens=80 "
+    "train.microbatch_tokens=2048 rollout.max_episode_tokens=0",
+    "sums": "rollout.max_prompt_tokens=64 train.microbatch_tokens=1024",
+    "code": "rollout.max_prompt_tokens=256 rollout.max_new_tokens=64 train.microbatch_tokens=2048",
+}
 
 ARCHITECTURE = {
     "num_hidden_layers": "1",
@@ -144,6 +159,7 @@ class Case:
 
     name: str
     value: str
+    recipe: str = "countdown"
 
     @property
     def flags(self) -> list[str]:
@@ -151,11 +167,12 @@ class Case:
         prefixes = [prefix for prefix in CONTEXTS if self.name.startswith(prefix)]
         context = CONTEXTS[max(prefixes, key=len)] if prefixes else ""
         # Arguments of a part would choose the part again.
-        tiny = [flag for flag in TINY.split() if not flag.startswith(f"{self.name}.")]
+        run = f"{TINY} {RECIPES[self.recipe]}".split()
+        tiny = [flag for flag in run if not flag.startswith(f"{self.name}.")]
         settings = [*tiny, f"model.arch={self.architecture}", *context.split()]
         if not self.name.startswith(ENTRY):
             settings.append(f"{self.name}={self.value}")
-        config = f"--config={ROOT / 'configs/countdown.py'}:tiny"
+        config = f"--config={ROOT / 'configs' / self.recipe}.py:tiny"
         return [config, *(f"--config.{setting}" for setting in settings)]
 
     @property
@@ -184,7 +201,7 @@ class Outcome:
     line: str = ""
 
 
-def all_cases() -> list[Case]:
+def all_cases(recipe: str = "countdown") -> list[Case]:
     """Returns every setting of the schema with the hostile values of its type."""
     from jzero import config
     from jzero.config.architecture import Architecture
@@ -204,7 +221,7 @@ def all_cases() -> list[Case]:
         values = list(HOSTILE[kind_of(setting.field)])
         if isinstance(setting.value, bool):
             values.append(str(not setting.value))
-        cases += [Case(setting.name, value) for value in values]
+        cases += [Case(setting.name, value, recipe) for value in values]
     return cases
 
 
@@ -313,7 +330,7 @@ class Worker:
         process = self._process or self._start()
         assert process.stdin is not None
         try:
-            process.stdin.write(json.dumps([case.name, case.value]) + "\n")
+            process.stdin.write(json.dumps([case.name, case.value, case.recipe]) + "\n")
             process.stdin.flush()
         except BrokenPipeError:
             pass  # the answer is missing, too
@@ -457,15 +474,20 @@ def main() -> None:
     """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="settings whose name begins so")
+    parser.add_argument("--recipe", default="countdown", choices=RECIPES, help="whose run it is")
+    parser.add_argument("--sample", type=int, default=0, help="number of values; 0: all")
     parser.add_argument("--verbose", action="store_true", help="print every value")
     parser.add_argument("--runs", type=int, default=0, help="whole runs of accepted values")
-    parser.add_argument("--seed", type=int, default=0, help="of the choice of whole runs")
+    parser.add_argument("--seed", type=int, default=0, help="of --sample and the whole runs")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         work()
         return
-    cases = [case for case in all_cases() if case.name.startswith(options.only)]
+    cases = [case for case in all_cases(options.recipe) if case.name.startswith(options.only)]
+    if options.sample:
+        chosen = random.Random(options.seed).sample(range(len(cases)), options.sample)
+        cases = [cases[index] for index in sorted(chosen)]
     settings = {case.name for case in cases}
     accepted: list[Case] = []
     is_bad = False

@@ -78,6 +78,15 @@ def test_what_was_found_is_refused_in_one_line(attack: ModuleType, tries: Tries)
     assert outcomes(attack, cases, tries) == {"refused": len(FOUND)}
 
 
+def test_the_run_of_every_recipe_starts_and_hostile_values_of_it_end_in_one_line(
+    attack: ModuleType, tries: Tries
+) -> None:
+    for recipe in attack.RECIPES:
+        cases = attack.all_cases(recipe)
+        assert outcomes(attack, [attack.Case("name", "x", recipe)], tries) == {"accepted": 1}
+        outcomes(attack, cases[::97], tries)
+
+
 def test_a_process_that_hangs_or_dies_is_found_and_replaced(attack: ModuleType) -> None:
     """The instrument itself: a setting that is none, a slow check and a dead process are seen."""
     good = attack.Case("rollout.num_prompts", "1")

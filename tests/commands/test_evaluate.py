@@ -233,7 +233,7 @@ ONE_SUITE = "--model /nope --suite countdown"
         (
             evaluate,
             f"{ONE_SUITE} --config.model.base=int8",
-            "model.base=int8 is of a frozen model, and without an adapter nothing is frozen",
+            "model.base=int8 needs a frozen model, and without an adapter nothing is frozen",
         ),
         (
             evaluate,

@@ -131,18 +131,18 @@ def test_a_base_of_the_hub_is_named_by_its_id(tmp_path: Path) -> None:
     assert export.check_adapter(options, settings, base) == "Qwen/Qwen3-4B"
 
     settings.model.path = str(tmp_path)
-    with pytest.raises(UserError, match="which is not on the hub: leave out --adapter"):
+    with pytest.raises(UserError, match="which is not on the hub: remove --adapter"):
         export.check_adapter(options, settings, base._replace(directory=tmp_path))
 
 
 def test_mistakes_are_refused_before_anything_is_written(workdir: Path, tmp_path: Path) -> None:
     settings = reference.settings()
-    with pytest.raises(UserError, match="trains the whole model: leave out --adapter"):
+    with pytest.raises(UserError, match="trains the whole model: remove --adapter"):
         export.check_adapter(
             Options(tmp_path / "whole", tmp_path / "x", adapter=True),
             settings,
             read_base_model(settings.model),
         )
-    with pytest.raises(UserError, match="push the merged model, or leave out --push-to-hub"):
+    with pytest.raises(UserError, match="push the merged model, or remove --push-to-hub"):
         export.run(Options(workdir, tmp_path / "x", adapter=True, push_to_hub="someone/adapter"))
     assert not (tmp_path / "x").exists()

@@ -42,7 +42,7 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
     ({"model.base": "int4"}, "model.base=int4 is not one of native, int8"),
     (
         {"model.base": "int8"},
-        "model.base=int8 is of a frozen model, and without an adapter nothing is frozen: set model",
+        "model.base=int8 needs a frozen model, and without an adapter nothing is frozen: set model",
     ),
     (
         {"model.adapter.rank": 8, "critic.path": "/a/critic"},
@@ -55,7 +55,7 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
     ),
     (
         {"model.adapter.path": "/a", "model.path": "/b", "warm_start.steps": 3},
-        "trains the model that the adapter model.adapter.path=/a is of: set warm_start=none",
+        "changes the base model of model.adapter.path=/a: set warm_start=none",
     ),
     (
         {"model.adapter.path": "/a", "model.path": "/b", "critic.path": "/a/critic"},
@@ -82,7 +82,7 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
             "algorithm.correction": "token_truncate",
             "model.adapter.rank": 4,
         },
-        "rollout.weights=int8 is of a model that is trained as a whole: with an adapter set "
+        "rollout.weights=int8 quantizes a model that is trained as a whole: with an adapter set "
         "model.base=int8",
     ),
     (
@@ -108,12 +108,12 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
     ),
     ({"rollout.group_size": 0}, "rollout.group_size=0 must be at least 1"),
     ({"rollout.decode_steps": 0}, "rollout.decode_steps=0 must be at least 1"),
-    ({"rollout.temperature": 0.0}, "rollout.temperature=0.0 must be positive"),
-    ({"rollout.top_p": 0.0}, "rollout.top_p=0.0 must be in (0, 1]"),
+    ({"rollout.temperature": 0.0}, "rollout.temperature=0.0 must be above 0"),
+    ({"rollout.top_p": 0.0}, "rollout.top_p=0.0 must be above 0"),
     ({"rollout.top_k": -1}, "rollout.top_k=-1 must be at least 0"),
-    ({"rollout.min_p": 1.5}, "rollout.min_p=1.5 must be in [0, 1)"),
+    ({"rollout.min_p": 1.5}, "rollout.min_p=1.5 must be below 1"),
     ({"rollout.num_pages": -1}, "rollout.num_pages=-1 must be at least 0"),
-    ({"rollout.stop": ("",)}, "rollout.stop=('',) must hold non-empty strings"),
+    ({"rollout.stop": ("",)}, "rollout.stop='' is an empty text: remove it"),
     ({"rollout.stop": (5,)}, "rollout.stop has the item 5, which must be text"),
     (
         {"algorithm.advantage": "gae2"},

@@ -62,7 +62,7 @@ def test_an_evaluation_longer_than_the_model_is_refused(model: str) -> None:
             "lower rollout.max_prompt_tokens and rollout.max_new_tokens",
         ),
         ({"max_new_tokens": 8000}, "YaRN would stretch its positions to 8256"),
-        ({"max_new_tokens": 8000}, "model.max_position_embeddings=8256 goes on without"),
+        ({"max_new_tokens": 8000}, "model.max_position_embeddings=8256 allows them without"),
     ],
 )
 def test_a_longer_episode_is_refused_with_what_to_do(
@@ -108,7 +108,9 @@ def test_a_sequence_beyond_the_window_is_refused_in_words(tmp_path: Path) -> Non
 
     fits.rollout.max_new_tokens = 4001
     fits.model.max_position_embeddings = 8192  # which goes beyond positions, and not a window
-    with pytest.raises(UserError, match="sliding_window=4096, and jzero attends to all") as caught:
+    with pytest.raises(
+        UserError, match="sliding_window=4096, and jzero always attends to all"
+    ) as caught:
         check_context(fits, base)
     assert "set rollout.max_new_tokens=4000" in str(caught.value)
     assert "YaRN" not in str(caught.value)
@@ -190,6 +192,7 @@ PUBLISHED = {
     "Qwen/Qwen2.5-Math-1.5B": 4096,
     "Qwen/Qwen2.5-Math-7B": 4096,
     "open-r1/Qwen2.5-Math-7B-RoPE-300k": 32768,
+    "Qwen/Qwen2.5-0.5B-Instruct": 32768,
     "Qwen/Qwen2.5-1.5B-Instruct": 32768,
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": 131072,
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": 131072,

@@ -51,7 +51,7 @@ def test_a_teacher_with_its_own_settings_is_accepted(settings: dict[str, object]
         (MODEL | {"teacher.url": "x"}, "teacher=model has no url: server has it"),
         (MODEL | {"teacher.max_prompt_tokens": 9}, "no effect without teacher.prompt"),
         ({"teacher.prompt": "{prompt}"}, "teacher=none has no prompt: model, policy"),
-        (MODEL | {"sft.data": "x"}, "teacher=model is of RL, and this run has sft: set"),
+        (MODEL | {"sft.data": "x"}, "teacher=model is only for RL, and this run has sft: set"),
         (
             MODEL | {"algorithm.rl_coef": 0.0, "algorithm.cross_entropy.coef": 1.0},
             "rl_coef=0 leaves out",
