@@ -641,7 +641,6 @@ def check_jobs(config: Config) -> Iterator[str]:
     # critic and a teacher score on the trainer, whoever samples.
     unsupported = {
         "algorithm.dynamic_sampling_rounds": config.algorithm.dynamic_sampling_rounds,
-        "model.base=int8": config.model.is_base_quantized,
         "task.reward.judge": "judge" in config.task.reward.functions,
     }
     for setting, is_used in unsupported.items():

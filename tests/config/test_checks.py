@@ -172,10 +172,6 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
         "rollout.placement=jobs has no store: set rollout.placement.store to a directory",
     ),
     (
-        {"rollout.placement": "jobs(store='s')", "model.base": "int8"},
-        "rollout.placement=jobs does not support model.base=int8",
-    ),
-    (
         {"rollout.placement": "jobs(store='s')", "sft.data": "examples.jsonl"},
         "rollout.placement=jobs places the rollouts of RL, and sft has none: set "
         "rollout.placement=together",

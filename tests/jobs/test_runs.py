@@ -551,15 +551,17 @@ def test_the_tokens_of_a_stopped_sampler_are_not_sampled_again(
     assert replayed.stdout.count("a second sampler continued it") == 1
 
 
+@pytest.mark.parametrize("base", ["native", "int8"])
 def test_with_an_adapter_only_the_adapter_is_sent(
-    tmp_path: Path, environment: dict[str, str]
+    tmp_path: Path, environment: dict[str, str], base: str
 ) -> None:
-    """Samplers load the base themselves, and refuse another one."""
+    """Samplers load the base themselves, round it as the trainer does, and refuse another one."""
     model, store = tiny.save_byte_model(tmp_path / "model"), tmp_path / "store"
     changes = (
         *(flag for flag in (*runs.RUN, *CHANGES) if "warm_start" not in flag),
         f"--config.model.path={model}",
         "--config.model.adapter.rank=2",
+        f"--config.model.base={base}",
         "--config.warm_start=none",
         "--config.rollout.max_prompt_tokens=300",
         "--config.train.microbatch_tokens=2048",
