@@ -237,6 +237,27 @@ def test_what_no_agent_has_received_is_not_trained(player: Player) -> None:
         assert rollout.tokens.sampled.sum() == sum(t.end - t.start for t in rollout.turns)
 
 
+@pytest.mark.parametrize("key", range(2))
+def test_agents_that_attack_reach_no_other_session(player: Player, key: int) -> None:
+    """Honest episodes have the tokens that they have without any attack."""
+    honest, _ = play(player, "talk", key, agent_requests=24)
+    rollouts, counters = play(player, "every_second_attacks", key, agent_requests=24)
+    for number, (alone, rollout) in enumerate(zip(honest, rollouts, strict=True)):
+        grade = grade_of(rollout)
+        if number % 2:
+            # An assertion of the attacker is an episode that fails.
+            assert not grade.failed or "without a request" in grade.reason, grade.reason
+            assert grade.score == 0
+            continue
+        assert grade.score == grade_of(alone).score
+        np.testing.assert_array_equal(rollout.tokens.ids, alone.tokens.ids)
+        np.testing.assert_array_equal(rollout.tokens.sampled, alone.tokens.sampled)
+        # Others may take the slot between two turns: a prefill rounds otherwise.
+        np.testing.assert_allclose(rollout.tokens.logps, alone.tokens.logps, atol=1e-5)
+    assert counters.agent_refused > 0 and counters.agent_repeated_tokens == 0
+    assert not player.sampler.engine.placements
+
+
 def tree_of(starts: tuple[int, ...], turns: list[tuple[int, int, float]]) -> Rollout:
     """Returns an episode; a turn is (start, end, reward), and all of its tokens are sampled."""
     sampled = np.zeros(turns[-1][1], bool)
