@@ -201,7 +201,8 @@ class Batch(Generic[ArrayType]):
 
     Every field is [M, B, T], or [B, T] inside the loop over microbatches, and so are the first axes
     of `tracks`. A field that the algorithm does not need is None. The input at position t predicts
-    the target at position t.
+    the target at position t. With a head of several targets (`heads.token_head`) `targets` and
+    `weights` are [M, B, T, K].
     """
 
     tokens: ArrayType  # i32 input ids
@@ -225,6 +226,9 @@ class Batch(Generic[ArrayType]):
     ce_weights: ArrayType | None = None  # f32 weight of the cross-entropy; None = `weights`
     old_values: ArrayType = NOT_SET  # f32 the critic's values before the step
     returns: ArrayType = NOT_SET  # f32 the critic's targets
+    # f32 bounds of the ratio that a token has for itself (`algorithms.token_losses`)
+    ratio_low: ArrayType = NOT_SET
+    ratio_high: ArrayType = NOT_SET
 
     def without_track(self, name: str) -> Batch[ArrayType]:
         """Returns the batch without an optional track."""

@@ -234,7 +234,7 @@ ONE_CALLER = {
     "make_trainer": ("training", {"blueprint"}),
     "SupervisedTrainer": ("training", {"blueprint", "setup"}),  # a run, and its warm start
     "Learner": ("training", set()),
-    "AccumulatingLearner": ("training", {"tinker.tenants"}),
+    "token_learner": ("training", {"tinker.tenants", "tinker.plan"}),
     "read_base_model": ("model", {"setup", "service.decoders", "export", "tinker.__main__"}),
     "open_decoder": ("service", {"sample"}),
     # The readers of weights: `service.weights` has one `load` for all.

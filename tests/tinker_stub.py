@@ -31,7 +31,7 @@ from jzero.tinker.sessions import Keys
 from jzero.tinker.store import Record, Store
 from jzero.tinker.tenants import Checkpoint, FwdBwdResult, Shape, Tenants
 from jzero.tinker.worker import Worker
-from jzero.training.accumulation import AdamW
+from jzero.training.optimizer import AdamW
 
 MODEL = qwen.QwenConfig("qwen2", 272, 32, 64, 2, 2, 1, 16, True, 10000.0, 1e-6)
 CONTEXT = 128

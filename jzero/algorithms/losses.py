@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from jzero.algorithms.algorithm import GAE, Algorithm
 from jzero.algorithms.corrections import CORRECTIONS
@@ -61,7 +62,7 @@ def policy_loss(
         parts.append(weights * sum(terms[1:], terms[0]))
     if algorithm.cross_entropy.coef:
         ce_weights = weights if batch.ce_weights is None else batch.ce_weights
-        parts.append(algorithm.cross_entropy.coef * ce_weights * -full_logps)
+        parts.append(cross_entropy(full_logps, algorithm.cross_entropy.coef * ce_weights))
     if algorithm.kl.coef:
         kl = KL_ESTIMATORS[algorithm.kl.estimator](full_logps, present(batch.ref_logps))
         if algorithm.kl.bound:
@@ -155,6 +156,13 @@ def mismatch_metrics(logps: Tokens, sampler_logps: Tokens) -> TokenMetrics:
     }
 
 
+def cross_entropy(
+    logps: Float[Array, "rows tokens *targets"], weights: Float[Array, "rows tokens *targets"]
+) -> Float[Array, "rows tokens *targets"]:
+    """Returns the weighted cross-entropy of every target, w (-log pi)."""
+    return weights * -logps
+
+
 def environment_loss(logps: Tokens, weights: Tokens, algorithm: Algorithm) -> Tokens:
     """Returns the weighted cross-entropy of every token of the environment's replies.
 
@@ -162,7 +170,7 @@ def environment_loss(logps: Tokens, weights: Tokens, algorithm: Algorithm) -> To
 
     `weights` are the u_e. Source: ECHO, arXiv:2605.24517.
     """
-    return -algorithm.environment_coef * weights * logps
+    return cross_entropy(logps, algorithm.environment_coef * weights)
 
 
 def value_loss(

@@ -33,6 +33,31 @@ TokenFlags: TypeAlias = Bool[Array, "rows tokens"]
 SurrogateFunction: TypeAlias = Callable[..., tuple[Tokens, TokenFlags]]
 
 
+def importance_gain(ratio: Tokens, advantages: Tokens) -> Tokens:
+    """gain = rho A: importance sampling (PPO, arXiv:1707.06347 eq. 6)."""
+    return ratio * advantages
+
+
+def clipped_gain(
+    ratio: Tokens,
+    advantages: Tokens,
+    low: Tokens | float,
+    high: Tokens | float,
+) -> tuple[Tokens, TokenFlags]:
+    """gain = min(rho A, clip(rho, low, high) A), and whether the clip removes the gradient.
+
+    Source: PPO, arXiv:1707.06347 eq. 7.
+    """
+    gain = importance_gain(ratio, advantages)
+    of_clipped = importance_gain(jnp.clip(ratio, low, high), advantages)
+    return jnp.minimum(gain, of_clipped), of_clipped < gain
+
+
+def clipped_weight(ratio: Tokens, low: Tokens | float, high: Tokens | float) -> Tokens:
+    """Returns stop_gradient(clip(rho, low, high)), the weight of A log pi in CISPO."""
+    return jax.lax.stop_gradient(jnp.clip(ratio, low, high))
+
+
 def clip(
     logps: Tokens,
     ratio: Tokens,
@@ -44,9 +69,7 @@ def clip(
     With a bound c in `dual` the gain is at least c A if A < 0 (arXiv:1912.09729 eq. 5). A token
     counts as clipped if its gradient is 0 because of the clip.
     """
-    clipped_ratio = jnp.clip(ratio, 1 - part.low, 1 + part.high)
-    gain = jnp.minimum(ratio * advantages, clipped_ratio * advantages)
-    is_clipped = clipped_ratio * advantages < ratio * advantages
+    gain, is_clipped = clipped_gain(ratio, advantages, 1 - part.low, 1 + part.high)
     if part.dual:
         # Without this bound the loss of a token with A < 0 grows with its ratio without limit.
         bound = jnp.where(advantages < 0, part.dual * advantages, -jnp.inf)
@@ -75,10 +98,8 @@ def cispo(
 
     Source: MiniMax-M1, arXiv:2506.13585 eq. 4.
     """
-    # The clipped ratio is a constant weight of the gradient of log pi.
-    clipped_ratio = jnp.clip(ratio, 1 - part.low, 1 + part.high)
-    loss = -jax.lax.stop_gradient(clipped_ratio) * advantages * logps
-    return loss, clipped_ratio != ratio
+    weight = clipped_weight(ratio, 1 - part.low, 1 + part.high)
+    return -weight * advantages * logps, weight != ratio
 
 
 def masked_gain(
@@ -87,7 +108,7 @@ def masked_gain(
     is_masked: TokenFlags,
 ) -> tuple[Tokens, TokenFlags]:
     """loss = -rho A, and 0 for masked tokens, which have no gradient."""
-    return jnp.where(is_masked, 0.0, -ratio * advantages), is_masked
+    return jnp.where(is_masked, 0.0, -importance_gain(ratio, advantages)), is_masked
 
 
 def old_probs(logps: Tokens, ratio: Tokens) -> tuple[Tokens, Tokens]:

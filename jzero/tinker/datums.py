@@ -21,7 +21,6 @@ from jzero.errors import UserError, shown
 from jzero.numerics.sizes import divide_up, power_of_two
 from jzero.tinker import losses, wire
 from jzero.tinker.limits import TinkerLimits
-from jzero.training.accumulation import Examples
 from jzero.training.packing import best_fit, num_rows
 from jzero.types import Batch, RowLayout
 
@@ -273,7 +272,7 @@ class Plan:
 class Packed:
     """The rows of a call."""
 
-    examples: Examples[np.ndarray]
+    batch: Batch[np.ndarray]  # targets and weights are [M, B, T, K]
     layout: RowLayout
     microbatches: int  # those that are not empty
     places: list[Place]  # of each datum
@@ -463,21 +462,14 @@ def pack(call: FwdBwd, lengths: Sequence[int], microbatch_tokens: int, shards: i
 
     batch = Batch(
         tokens=split(fields["tokens"]),
-        # The model's forward pass needs the field; the loss reads the targets [.., K] of
-        # `Examples`.
-        targets=split(zeros(np.int32)),
+        targets=split(ids),
         segments=split(fields["segments"]),
         positions=split(fields["positions"]),
-    )
-    examples = Examples(
-        rows=batch,
-        targets=split(ids),
         weights=split(weights),
         sampler_logps=split(logps),
         advantages=split(advantages),
-        low=split(low),
-        high=split(high),
-        beta=np.full(shape, call.beta, np.float32),
+        ratio_low=split(low),
+        ratio_high=split(high),
     )
     in_order = [places[index] for index in range(len(data))]
-    return Packed(examples, layout, used, in_order, list(data))
+    return Packed(batch, layout, used, in_order, list(data))

@@ -33,7 +33,7 @@ from jzero.tinker.datums import Datum, FwdBwd
 from jzero.tinker.prompt_targets import PromptTargets
 from jzero.tinker.sampling import Request, Sampling
 from jzero.tinker.tenants import Checkpoint, FwdBwdResult, Shape, Tenants
-from jzero.training.accumulation import AdamW
+from jzero.training.optimizer import AdamW
 
 ADVICE = "Start the same command on all hosts: clients resume from their checkpoints"
 TUPLES = ("prompt", "stop_ids", "stop_strings", "noise")  # of a Request

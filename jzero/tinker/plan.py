@@ -55,9 +55,11 @@ from jzero.planning.report import program_lines
 from jzero.sharding.mesh import Device, row_shards
 from jzero.sharding.publish import abstract_decoder_weights, has_decoder_layout
 from jzero.tinker import datums
-from jzero.tinker.tenants import ALPHA, token_learner
-from jzero.training.accumulation import AccumulatingLearner, AdamW, AdapterState, Examples
-from jzero.types import Batch, Params, RowLayout
+from jzero.tinker.losses import loss_of
+from jzero.tinker.tenants import ALPHA
+from jzero.training.learner import Learner, token_learner
+from jzero.training.optimizer import AdamW
+from jzero.types import Batch, Params, RowLayout, State
 
 POOL_SHARE = 0.5  # of the memory that is left: the KV cache; the rest is for longer microbatches
 CPU_MICROBATCH_TOKENS = 4096  # on a CPU, where the memory of a device is not known
@@ -88,19 +90,24 @@ class Parts:
     """What the server has on its devices, as abstract arrays."""
 
     engine: Engine
-    learner: AccumulatingLearner
+    learner: Learner
     base: Params
     weights: Params  # the decoder's weights of the base
     bank: Params  # the decoder's weights with the factors of all snapshots
-    state: AdapterState
+    state: State
     shares_base: bool  # whether the decoder reads the trainer's arrays
+
+    @property
+    def state_bytes(self) -> float:
+        """The bytes on a device of a training state and its gradient."""
+        return device_bytes(self.state) + device_bytes(self.state.params)
 
     def fixed_bytes(self, residents: Residents) -> dict[str, float]:
         """Returns the bytes on a device of everything but the KV cache, by name."""
         snapshots = device_bytes(self.bank) - device_bytes(self.weights)
         sizes = {
             "frozen base": device_bytes(self.base),
-            f"{residents.states} training states": residents.states * device_bytes(self.state),
+            f"{residents.states} training states": residents.states * self.state_bytes,
             f"bank of {residents.snapshots} snapshots": snapshots,
             "prefixes": prefix_bytes(self.engine),
         }
@@ -109,17 +116,17 @@ class Parts:
         return sizes
 
 
-Server = Blueprint[AccumulatingLearner]
+Server = Blueprint[Learner]
 
 
-def spec_of_server(settings: config.Config, residents: Residents) -> Spec[AccumulatingLearner]:
+def spec_of_server(settings: config.Config, residents: Residents) -> Spec[Learner]:
     """Returns what a server has on its devices, with adapters of the largest rank on all layers."""
 
     adapter = AdapterConfig(rank=residents.max_rank, alpha=ALPHA)
 
-    def learner(models: Models, mesh: Mesh) -> AccumulatingLearner:
+    def learner(models: Models, mesh: Mesh) -> Learner:
         largest = replace(adapter, targets=tuple(adapters.adaptable(models.policy)))
-        return token_learner(models.policy, settings.model, largest, mesh)
+        return token_learner(models.policy, replace(settings.model, adapter=largest), mesh)
 
     spec = Spec(
         replace(settings.model, adapter=adapter),
@@ -152,9 +159,7 @@ def parts_of(server: Server, residents: Residents) -> Parts:
             model, weights, adapter, residents.snapshots, engine.mesh, engine.dtype, compute.exact
         )
     shares_base = has_decoder_layout(model, base, server.mesh)
-    return Parts(
-        engine, learner, base, weights, bank, learner.abstract_adapter_state(), shares_base
-    )
+    return Parts(engine, learner, base, weights, bank, learner.abstract_state(), shares_base)
 
 
 # -- sizes that fit --------------------------------------------------------------------------------
@@ -274,7 +279,7 @@ def plan_on(
     server = server.with_rollout(replace(settings.rollout, num_pages=sizes.num_pages))
     parts, mesh = parts_of(server, residents), server.mesh
 
-    examples = abstract_examples(parts, sizes)
+    examples = abstract_rows(parts, sizes)
     programs = server_programs(parts, examples)
     measured = {}
     with terminal.phase("compile", total=len(programs), unit="programs") as phase:
@@ -292,7 +297,7 @@ def plan_on(
     return Plan(title, available, sizes, allocated, measured)
 
 
-def abstract_examples(parts: Parts, sizes: Sizes) -> Examples[jax.ShapeDtypeStruct]:
+def abstract_rows(parts: Parts, sizes: Sizes) -> Batch[jax.ShapeDtypeStruct]:
     """Returns the examples of a call whose rows have the full length."""
     learner = parts.learner
     shards = row_shards(learner.mesh)
@@ -304,19 +309,20 @@ def abstract_examples(parts: Parts, sizes: Sizes) -> Examples[jax.ShapeDtypeStru
         return jax.ShapeDtypeStruct((*shape, *trailing), dtype, sharding=learner.row_sharding)
 
     ints, floats = of(np.int32), of(np.float32)
-    return Examples(
-        rows=Batch(tokens=ints, targets=ints, segments=ints, positions=ints),
+    return Batch(
+        tokens=ints,
         targets=of(np.int32, 1),
+        segments=ints,
+        positions=ints,
         weights=of(np.float32, 1),
         sampler_logps=floats,
         advantages=floats,
-        low=floats,
-        high=floats,
-        beta=floats,
+        ratio_low=floats,
+        ratio_high=floats,
     )
 
 
-def server_programs(parts: Parts, examples: Examples[jax.ShapeDtypeStruct]) -> dict[str, Program]:
+def server_programs(parts: Parts, rows: Batch[jax.ShapeDtypeStruct]) -> dict[str, Program]:
     """Returns the server's programs in their largest shapes, by name."""
     engine, learner = parts.engine, parts.learner
     # A smaller shape of a program needs less memory.
@@ -328,13 +334,28 @@ def server_programs(parts: Parts, examples: Examples[jax.ShapeDtypeStruct]) -> d
     def number(dtype: type, *shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=learner.replicated)
 
+    def abstract(value: np.generic) -> jax.ShapeDtypeStruct:
+        return number(value.dtype.type)
+
     state = parts.state
-    count, kind = number(np.int32), number(np.int32)
-    layout = RowLayout(0, 1, engine.max_sequence_tokens)
-    arguments = (state.params, parts.base, state.gradient, examples, count, kind, layout)
-    programs["forward_backward"] = learner.add_gradient_program, arguments
+    gradient = state.params  # its shapes are those of the adapter
+    loss = jax.tree.map(abstract, loss_of(0, 0.0))
+    layouts = (RowLayout(0, 1, engine.max_sequence_tokens),)
+    programs["forward_backward"] = (
+        learner.keeping_gradient_program,
+        (
+            replace(state, opt_state=()),
+            (rows,),
+            number(np.int32, 1),
+            number(np.bool_),
+            parts.base,
+            gradient,
+            loss,
+            layouts,
+        ),
+    )
     settings = number(np.float32, len(AdamW._fields))
-    programs["optim_step"] = learner.adamw_program, (state, settings)
+    programs["optim_step"] = learner.step_program, (state, gradient, settings)
     return programs
 
 

@@ -37,7 +37,7 @@ from jzero.tinker.shares import Counts, Recent, Shares, share_of
 from jzero.tinker.store import Record, Store, iso_time
 from jzero.tinker.tenants import FwdBwdResult, Shape, part_of
 from jzero.tinker.worker import Job, Worker
-from jzero.training.accumulation import AdamW
+from jzero.training.optimizer import AdamW
 from jzero.types import JsonValue
 
 Answer = dict[str, JsonValue]

@@ -12,12 +12,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from jax.tree_util import Partial
 from jax.typing import DTypeLike
 
 from jzero.config import AdapterConfig, ModelConfig
@@ -29,7 +30,9 @@ from jzero.model.huggingface.tensors import flatten, unflatten
 from jzero.tinker import datums, losses, store
 from jzero.tinker.bodies import Part
 from jzero.tinker.datums import FwdBwd
-from jzero.training.accumulation import AccumulatingLearner, AdamW, AdapterState
+from jzero.training.learner import Learner, token_learner
+from jzero.training.optimizer import AdamW, Moments
+from jzero.types import State
 
 ALPHA = 32.0  # as the API's own adapters: the output is multiplied by 32 / rank
 MOMENTS = ("mu", "nu")  # prefixes of the names of Adam's moments
@@ -66,7 +69,9 @@ class Tenant:
 
     shape: Shape
     seed: int
-    state: AdapterState  # arrays of the device, or of NumPy while it waits on the host
+    # Arrays of the device, or of NumPy while the tenant waits on the host. The state has no base.
+    state: State
+    gradient: qwen.Params  # the sum since the last step
     is_resident: bool = True
     has_gradient: bool = False
 
@@ -90,13 +95,6 @@ class FwdBwdResult:
     loss: float
 
 
-def token_learner(
-    model: qwen.QwenConfig, compute: ModelConfig, adapter: AdapterConfig, mesh: Mesh
-) -> AccumulatingLearner:
-    """Returns the programs that train an adapter with the losses of the Tinker API."""
-    return AccumulatingLearner(model, replace(compute, adapter=adapter), mesh, losses.token_loss)
-
-
 @dataclass(eq=False)
 class Tenants:
     """All tenants, and the programs that train them."""
@@ -111,7 +109,7 @@ class Tenants:
     max_rank: int
     resident: int  # tenants on the device
     by_id: OrderedDict[str, Tenant] = field(default_factory=OrderedDict)  # by their last use
-    learners: dict[Shape, AccumulatingLearner] = field(default_factory=dict)
+    learners: dict[Shape, Learner] = field(default_factory=dict)
 
     @cached_property
     def base_hash(self) -> str:
@@ -135,19 +133,20 @@ class Tenants:
             raise UserError(f"lora_config.rank={rank} does not fit the model: {error}") from None
         return shape
 
-    def learner(self, shape: Shape) -> AccumulatingLearner:
+    def learner(self, shape: Shape) -> Learner:
         """Returns the programs of a shape."""
         if shape not in self.learners:
-            self.learners[shape] = token_learner(
-                self.base.model, self.compute, shape.settings, self.mesh
-            )
+            compute = replace(self.compute, adapter=shape.settings)
+            self.learners[shape] = token_learner(self.base.model, compute, self.mesh)
         return self.learners[shape]
 
     # -- tenants ---------------------------------------------------------------------------------
 
     def create(self, model_id: str, shape: Shape, seed: int) -> None:
         """Adds a tenant with a new adapter. Raises UserError if there are too many."""
-        self._add(model_id, Tenant(shape, seed, self.learner(shape).begin(seed)))
+        learner = self.learner(shape)
+        state = learner.start(learner.init_adapter(seed))
+        self._add(model_id, Tenant(shape, seed, state, learner.zero_gradient()))
 
     def _add(self, model_id: str, tenant: Tenant) -> None:
         if len(self.by_id) >= self.most and model_id not in self.by_id:
@@ -169,7 +168,10 @@ class Tenants:
         tenant = self.by_id[model_id]
         self.by_id.move_to_end(model_id)
         if not tenant.is_resident:
-            tenant.state = self.learner(tenant.shape).put_state(tenant.state)
+            learner = self.learner(tenant.shape)
+            put = collectives.put_global
+            tenant.state = jax.tree.map(put, tenant.state, learner.state_shardings)
+            tenant.gradient = jax.tree.map(put, tenant.gradient, learner.shardings)
             tenant.is_resident = True
         self._make_room(tenant)
         return tenant
@@ -179,7 +181,8 @@ class Tenants:
         resident = [tenant for tenant in self.by_id.values() if tenant.is_resident]
         for tenant in resident[: max(0, len(resident) - self.resident)]:
             if tenant is not used:
-                tenant.state = jax.tree.map(collectives.fetch_global, tenant.state)
+                fetched = jax.tree.map(collectives.fetch_global, (tenant.state, tenant.gradient))
+                tenant.state, tenant.gradient = fetched
                 tenant.is_resident = False
 
     # -- training --------------------------------------------------------------------------------
@@ -192,17 +195,13 @@ class Tenants:
         shards = self.mesh.size // self.mesh.shape["tensor"]
         lengths = datums.row_lengths(self.longest)
         packed = datums.pack(call, lengths, self.microbatch_tokens, shards)
-        arguments = (
-            self.frozen,
-            packed.examples,
-            packed.layout,
-            packed.microbatches,
-            call.kind,
-        )
+        loss = losses.loss_of(call.kind, call.beta)
         if call.is_forward_only:
-            terms, logps = learner.evaluate(tenant.state, *arguments)
+            terms, logps = forward(learner, tenant.state, self.frozen, packed, loss)
         else:
-            tenant.state, terms, logps = learner.add_gradient(tenant.state, *arguments)
+            tenant.gradient, terms, logps = add_gradient(
+                learner, tenant.state, self.frozen, packed, loss, tenant.gradient
+            )
             tenant.has_gradient = True
         # The padding has terms of 0. The host sums in float64.
         return FwdBwdResult(packed.from_rows(logps), float(terms.sum(dtype=np.float64)))
@@ -215,8 +214,12 @@ class Tenants:
         finite would make every later step fail.
         """
         tenant = self.tenant(model_id)
-        tenant.state, norms = self.learner(tenant.shape).adamw(tenant.state, settings)
+        learner = self.learner(tenant.shape)
+        # Without any gradient the step is that of a zero gradient, as in torch.
+        tenant.state, stats = learner.step(tenant.state, tenant.gradient, settings)
+        tenant.gradient = learner.zero_gradient()
         tenant.has_gradient = False
+        norms = {name: float(value) for name, value in jax.device_get(stats).items()}
         if not all(map(math.isfinite, norms.values())):
             raise UserError(not_finite_step(settings, norms["grad_norm"]))
         # The SDK reads the reduction over chunks from a metric's name, and raises for a name
@@ -231,7 +234,8 @@ class Tenants:
         moments = None
         if has_optimizer:
             moments = {}
-            for prefix, tree in zip(MOMENTS, (tenant.state.mu, tenant.state.nu), strict=True):
+            trees = cast(Moments, tenant.state.opt_state)
+            for prefix, tree in zip(MOMENTS, trees, strict=True):
                 for name, leaf in flatten(tree).items():
                     moments[f"{prefix}.{name}"] = collectives.fetch_global(leaf)
         return Checkpoint(
@@ -277,14 +281,13 @@ class Tenants:
         learner = self.learner(checkpoint.shape)
         check_finite(checkpoint.params, jnp.dtype(self.compute.dtype))
         params = jax.tree.map(collectives.put_global, checkpoint.params, learner.shardings)
-        state = learner.begin_on(params)
+        state = learner.start(params)
         if checkpoint.moments is not None:
-            state = state._replace(
-                mu=put_moments(checkpoint.moments, "mu", learner),
-                nu=put_moments(checkpoint.moments, "nu", learner),
-                step=collectives.put_global(np.int32(checkpoint.step), learner.replicated),
-            )
-        self._add(model_id, Tenant(checkpoint.shape, checkpoint.seed, state))
+            mu, nu = (put_moments(checkpoint.moments, name, learner) for name in MOMENTS)
+            step = collectives.put_global(np.int32(checkpoint.step), learner.replicated)
+            state = replace(state, opt_state=Moments(mu, nu), step=step)
+        gradient = learner.zero_gradient()
+        self._add(model_id, Tenant(checkpoint.shape, checkpoint.seed, state, gradient))
 
     def read_adapter(self, record: store.Record, directory: Path) -> tuple[Shape, qwen.Params]:
         """Returns the adapter of a checkpoint as arrays of NumPy.
@@ -307,6 +310,45 @@ class Tenants:
                 f"{record.path} is an adapter of {record.base_model} with other weights than this "
                 "server's: start the server with that model"
             )
+
+
+def add_gradient(
+    learner: Learner,
+    state: State,
+    base: qwen.Params,
+    packed: datums.Packed,
+    loss: Partial,
+    gradient: qwen.Params,
+) -> tuple[qwen.Params, np.ndarray, np.ndarray]:
+    """Adds the gradient of a call's loss to `gradient`, which is as it was if this fails.
+
+    Returns the sum, the loss terms f32[M, B, T] and the log-probs f32[M, B, T, K]. The terms of a
+    prefix count once for its row.
+    """
+    batches, counts = learner.put_batches([packed.batch], [packed.microbatches])
+    total, _, [rows] = learner.gradient_with_rows(
+        replace(state, base=base),
+        batches,
+        counts,
+        [packed.layout],
+        learner.put_loss(loss),
+        into=gradient,
+        keeps_into=True,
+    )
+    # Read the results first: an error of the device shows here, before the caller's state changes.
+    terms, logps = (collectives.fetch_global(rows[name]) for name in ("terms", "logps"))
+    return total, terms, logps
+
+
+def forward(
+    learner: Learner, state: State, base: qwen.Params, packed: datums.Packed, loss: Partial
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns loss terms and log-probs as `add_gradient` does, without a gradient."""
+    batches, counts = learner.put_batches([packed.batch], [packed.microbatches])
+    weights = learner.weights(replace(state, base=base))
+    scores = learner.score(weights, batches, counts, [packed.layout])
+    [terms] = learner.loss_terms(scores, batches, learner.put_loss(loss))
+    return collectives.fetch_global(terms), collectives.fetch_global(scores[0])
 
 
 def not_finite_step(settings: AdamW, grad_norm: float) -> str:
@@ -343,9 +385,7 @@ def check_moments(moments: Mapping[str, np.ndarray], factors: Mapping[str, np.nd
         raise UserError(f"{store.OPTIMIZER}: {prefix}.{name} {problem}: the checkpoint is damaged")
 
 
-def put_moments(
-    moments: Mapping[str, np.ndarray], prefix: str, learner: AccumulatingLearner
-) -> qwen.Params:
+def put_moments(moments: Mapping[str, np.ndarray], prefix: str, learner: Learner) -> qwen.Params:
     """Returns the moments of a checkpoint on the mesh."""
     names = flatten(learner.shardings)
     return unflatten(

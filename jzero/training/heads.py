@@ -5,6 +5,7 @@ outputs for each target, and outputs to weighted loss terms:
 
     policy head   log-probability of every target and entropy  -> the policy loss
     critic head   value of the state before every target       -> the value loss
+    token head    log-probability of K targets of a position   -> a loss that is data
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -49,7 +50,7 @@ SQUARED = "_squared"  # the end of the name of a sum of squares
 # `Batch.weights` are normalized over the whole optimizer step.
 Loss = Callable[
     [tuple[jax.Array, ...], Batch[jax.Array], SequenceSum, jax.Array],
-    tuple[jax.Array, Stats],
+    tuple[jax.Array, Mapping[str, jax.Array]],
 ]
 
 
@@ -60,6 +61,10 @@ class Head(NamedTuple):
     # `score` returns the first output.
     outputs: Callable[[qwen.Params, jax.Array, jax.Array, jax.Array | None], tuple[jax.Array, ...]]
     loss: Loss
+    # Whether targets in the prefix of a row count as well, once for the row.
+    reads_prefix: bool = False
+    # Whether a gradient also returns the loss terms and the first output of every target.
+    returns_terms: bool = False
 
 
 class Objective(NamedTuple):
@@ -194,6 +199,39 @@ def policy_head(
     return Head(outputs, loss)
 
 
+def token_head(model: qwen.QwenConfig, compute: ModelConfig, mesh: Mesh) -> Head:
+    """Returns the head of K targets of a position, [B, T, K], at temperature 1.
+
+    It has no loss of its own: `Learner.gradient` gets one (`algorithms.token_losses`).
+    """
+    one_target = policy_head(model, compute, Objective(algorithms.supervised()), mesh)
+
+    def outputs(
+        params: qwen.Params,
+        hidden: jax.Array,
+        targets: jax.Array,
+        kept: jax.Array | None,
+    ) -> tuple[jax.Array, ...]:
+        def score(targets: Int[Array, "B T"]) -> Float[Array, "B T"]:
+            return one_target.outputs(params, hidden, targets, kept)[0]
+
+        by_target = jnp.moveaxis(targets, -1, 0)
+        if len(by_target) == 1:
+            return (score(by_target[0])[..., None],)
+        # The backward pass recomputes the logits of each target instead of keeping K of them.
+        return (jnp.moveaxis(lax.map(qwen.keep_nothing(score), by_target), 0, -1),)
+
+    def loss(
+        outputs: tuple[jax.Array, ...],
+        batch: Batch[jax.Array],
+        sequence_sum: SequenceSum,
+        is_on_policy: jax.Array,
+    ) -> tuple[jax.Array, Mapping[str, jax.Array]]:
+        raise AssertionError("pass a loss: Learner.gradient(..., loss)")
+
+    return Head(outputs, loss, reads_prefix=True, returns_terms=True)
+
+
 def critic_head(algorithm: algorithms.Algorithm) -> Head:
     """Returns the critic's head: the value of the state before each target and the value loss."""
     part = algorithm.advantage
@@ -225,9 +263,11 @@ def critic_head(algorithm: algorithms.Algorithm) -> Head:
 def trained_targets(batch: Batch[jax.Array]) -> Bool[Array, "B T"]:
     """Returns which targets the policy loss trains: all whose weight is not 0.
 
-    A weight may be negative, as in losses that lower the probability of a response (DPO).
+    A weight may be negative, as in losses that lower the probability of a response (DPO). Of a
+    position with several targets one must have a weight.
     """
-    return batch.weights != 0
+    is_trained = batch.weights != 0
+    return is_trained.any(axis=-1) if is_trained.ndim > batch.segments.ndim else is_trained
 
 
 def tokens_with_loss(batch: Batch[jax.Array]) -> Bool[Array, "B T"]:
@@ -321,8 +361,16 @@ def make_sequence_sum(
 ) -> SequenceSum:
     """Returns a function that sums x f32[B, T] over the trained tokens of each token's sequence.
 
-    T = slots * slot, because the rows have no prefix here.
+    T = slots * slot: the rows have no prefix here. With a prefix of several sequences there is no
+    such sum, and calling the function is a mistake.
     """
+    if segments.shape[-1] != layout.slots * layout.slot:
+
+        def no_sum(x: Float[Array, "B T"]) -> Float[Array, "B T"]:
+            raise AssertionError(f"{layout=}: the tokens of a prefix are in several sequences")
+
+        return no_sum
+
     # A segment's number is at most the length of its slot, so the sequence numbers are unique in a
     # row.
     slot = jnp.arange(layout.slots * layout.slot) // layout.slot

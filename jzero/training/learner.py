@@ -8,11 +8,14 @@ of [M, B, T], one batch for each row layout.
     gradient  State, batches, loss -> gradient, and the same sums   } `update` in two programs, for
     step      State, gradient      -> next State                    } sums of several gradients
 
+`gradient` and `step` also serve callers that choose the loss and the optimizer's numbers at each
+call, with the head of `heads.token_head` and the optimizer of `optimizer.adamw_of_numbers`.
+
 The trained parameters, `State.params`, are the full model or an adapter on the frozen `State.base`
 (`model.adapter`). `score` takes the parameters of a full model, which `weights` builds from a State
 without a copy. `update` differentiates only with respect to the trained parameters. The loss is the
-head's, or any function of the same form (`heads.Loss`). It is a static argument: the programs are
-compiled once for each function.
+head's, or any function of the same form (`heads.Loss`). The programs are compiled once for each
+function. `jax.tree_util.Partial(function, *numbers)` is a loss whose numbers are data.
 
 `update` makes one optimizer step. Gradient accumulation over all microbatches of all layouts runs
 inside one program. The loss is never averaged inside the program: the host normalizes the token
@@ -29,7 +32,7 @@ How rows and parameters are split:
                     are automatic.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -81,16 +84,27 @@ from jzero.training.heads import (
     make_sequence_sum,
     policy_head,
     summed_stats,
+    token_head,
     tokens_with_loss,
     trained_targets,
 )
-from jzero.training.optimizer import optimizer, without_draft_head
+from jzero.training.optimizer import (
+    AdamW,
+    DataOptimizer,
+    adamw_of_numbers,
+    optimizer,
+    without_draft_head,
+)
 from jzero.training.packed_rows import PackedRows
 from jzero.training.packing import PackedBatch
 from jzero.types import Batch, RowLayout, State
 
 # One batch for each row layout.
 Batches = tuple[Batch[jax.Array], ...]
+# What a gradient returns for each target of a layout: f32[M, B, T, ...] by name.
+#   logps  with model.exact or a head that returns terms: the head's first output
+#   terms  with a head that returns terms: the weighted loss
+Rows = dict[str, jax.Array]
 # A jitted function and its abstract arguments for ahead-of-time compilation.
 Program = tuple[jax.stages.Wrapped, tuple]
 
@@ -99,7 +113,7 @@ class UpdateShapes(NamedTuple):
     """The shapes of what an update returns besides the State."""
 
     stats: dict[str, jax.ShapeDtypeStruct]
-    logps: list[jax.ShapeDtypeStruct | None]
+    rows: list[dict[str, jax.ShapeDtypeStruct]]
 
 
 class Learner:
@@ -116,12 +130,14 @@ class Learner:
         draft_weight: float = 0.0,
         temperature: float = 1.0,
         seed: int = 0,
+        data_optimizer: DataOptimizer | None = None,
     ) -> None:
         """Makes the programs, which are compiled at their first calls.
 
         replays_routes: router replay, tokens go to the experts in `Batch.routes`.
         draft_weight, temperature: of the loss of the head for drafts (`draft_head.py`).
         seed: of the run, for the dropout on the adapter's inputs.
+        data_optimizer: makes the steps instead of the optimizer of `settings`.
         """
         self.model = model
         self.replays_routes = replays_routes
@@ -133,6 +149,7 @@ class Learner:
         self.temperature = temperature
         self.seed = seed
         self.optimizer = optimizer(settings)
+        self.data_optimizer = data_optimizer
 
         self.replicated = NamedSharding(mesh, P())
         self.row_sharding = NamedSharding(mesh, rows_spec(mesh))
@@ -171,9 +188,7 @@ class Learner:
         shards = 1 if self.is_data_parallel else row_shards_of_slice(mesh)
         self.arithmetic = choose_for_training(compute.exact, mesh, shards)
         # Of updates without a token, by layouts.
-        self.shapes_without_tokens: dict[
-            tuple[tuple[RowLayout, ...], Loss | None], UpdateShapes
-        ] = {}
+        self.shapes_without_tokens: dict[tuple[tuple[RowLayout, ...], Hashable], UpdateShapes] = {}
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -186,7 +201,7 @@ class Learner:
             params = adapters.abstract(self.model, self.adapter)
         else:
             params = qwen.abstract(self.model)
-        moments = jax.eval_shape(self.optimizer.init, params)
+        moments = jax.eval_shape(self._init_optimizer, params)
         step = jax.eval_shape(jnp.int32, 0)
         state = State(params, moments, step)
         params_structure = jax.tree.structure(params)
@@ -256,9 +271,28 @@ class Learner:
 
     def start(self, params: qwen.Params) -> State:
         """Returns a State of `params`, which are not copied, and a new optimizer state."""
-        init = jax.jit(self.optimizer.init, out_shardings=self.state_shardings.opt_state)
         step = collectives.put_global(np.int32(0), self.replicated)
-        return State(params, init(params), step)
+        return State(params, self._moments_program(params), step)
+
+    @cached_property
+    def _moments_program(self) -> jax.stages.Wrapped:
+        return jax.jit(self._init_optimizer, out_shardings=self.state_shardings.opt_state)
+
+    def _init_optimizer(self, params: qwen.Params) -> optax.OptState:
+        return (self.data_optimizer or self.optimizer).init(params)
+
+    def zero_gradient(self) -> qwen.Params:
+        """Returns a gradient of zeros, to which `gradient` may add."""
+        return self._zeros_program()
+
+    @cached_property
+    def _zeros_program(self) -> jax.stages.Wrapped:
+        params = self.abstract_state().params
+
+        def zeros() -> qwen.Params:
+            return jax.tree.map(zeros_in_fp32, params)
+
+        return jax.jit(zeros, out_shardings=self.shardings)
 
     def start_on(self, params: qwen.Params, seed: int, adapter: qwen.Params | None = None) -> State:
         """Returns the first State of a run that starts from a model.
@@ -286,12 +320,27 @@ class Learner:
         Returns the batches and i32[layouts], the number of non-empty microbatches.
         """
 
+        counts = [part.num_microbatches for part in packed]
+        return self.put_batches([part.batch for part in packed], counts)
+
+    def put_batches(
+        self, batches: Sequence[Batch[np.ndarray]], counts: Sequence[int]
+    ) -> tuple[Batches, jax.Array]:
+        """Copies batches to the mesh, and the number of non-empty microbatches of each."""
+
         def put_rows(field: np.ndarray) -> jax.Array:
             return collectives.put_global(field, self.row_sharding)
 
-        batches = jax.tree.map(put_rows, tuple(part.batch for part in packed))
-        counts = np.array([part.num_microbatches for part in packed], np.int32)
-        return batches, collectives.put_global(counts, self.replicated)
+        on_mesh = jax.tree.map(put_rows, tuple(batches))
+        return on_mesh, collectives.put_global(np.array(counts, np.int32), self.replicated)
+
+    def put_loss(self, loss: Loss) -> Loss:
+        """Copies the numbers of a loss to the mesh."""
+
+        def put_number(number: np.ndarray) -> jax.Array:
+            return collectives.put_global(number, self.replicated)
+
+        return jax.tree.map(put_number, as_argument(loss))
 
     def update(
         self,
@@ -347,17 +396,17 @@ class Learner:
         if not jax.device_get(counts).any():
             return self._step_without_tokens(state, batches, counts, tuple(layouts), lr, loss)
         # The state is donated, so the base, which must survive, is a separate argument.
-        next_state, stats, logps = self.update_program(
+        next_state, stats, rows = self.update_program(
             replace(state, base={}),
             batches,
             counts,
             collectives.put_global(np.float32(lr), self.replicated),
             collectives.put_global(np.bool_(is_on_policy), self.replicated),
             state.base,
+            as_argument(loss),
             tuple(layouts),
-            loss,
         )
-        return replace(next_state, base=state.base), stats, logps
+        return replace(next_state, base=state.base), stats, logps_of(rows)
 
     def _step_without_tokens(
         self,
@@ -369,25 +418,27 @@ class Learner:
         loss: Loss | None,
     ) -> tuple[State, Stats, list[jax.Array | None]]:
         """Does what `update_with_logps` does if no batch has a token."""
-        if (layouts, loss) not in self.shapes_without_tokens:
+        key = layouts, jax.tree.structure(as_argument(loss))
+        if key not in self.shapes_without_tokens:
             _, *shapes = jax.eval_shape(
-                partial(self._update, layouts=layouts, loss=loss),
+                partial(self._update, layouts=layouts),
                 replace(state, base={}),
                 batches,
                 counts,
                 jax.ShapeDtypeStruct((), jnp.float32),
                 jax.ShapeDtypeStruct((), jnp.bool_),
                 state.base,
+                as_argument(loss),
             )
-            self.shapes_without_tokens[layouts, loss] = UpdateShapes(*shapes)
-        shapes = self.shapes_without_tokens[layouts, loss]
+            self.shapes_without_tokens[key] = UpdateShapes(*shapes)
+        shapes = self.shapes_without_tokens[key]
 
         next_state, step_stats = self.program_without_tokens(
             replace(state, base={}), collectives.put_global(np.float32(lr), self.replicated)
         )
         stats = jax.tree.map(partial(put_zeros, sharding=self.replicated), shapes.stats)
-        logps = jax.tree.map(partial(put_zeros, sharding=self.row_sharding), shapes.logps)
-        return replace(next_state, base=state.base), stats | step_stats, logps
+        rows = jax.tree.map(partial(put_zeros, sharding=self.row_sharding), shapes.rows)
+        return replace(next_state, base=state.base), stats | step_stats, logps_of(rows)
 
     def gradient(
         self,
@@ -404,15 +455,33 @@ class Learner:
         gradient to which this one is added; it is donated. Weights that are normalized in each of
         two calls are another objective than weights that are normalized over both.
         """
-        return self.gradient_program(
+        gradient, stats, _ = self.gradient_with_rows(state, batches, counts, layouts, loss, into)
+        return gradient, stats
+
+    def gradient_with_rows(
+        self,
+        state: State,
+        batches: Batches,
+        counts: jax.Array,
+        layouts: Sequence[RowLayout],
+        loss: Loss | None = None,
+        into: qwen.Params | None = None,
+        keeps_into: bool = False,
+    ) -> tuple[qwen.Params, Stats, list[Rows]]:
+        """Does the same as `gradient`, and also returns the rows of each layout (`Rows`).
+
+        keeps_into: `into` is not donated, so that it is as it was if the program fails.
+        """
+        program = self.keeping_gradient_program if keeps_into else self.gradient_program
+        return program(
             replace(state, opt_state=(), base={}),
             batches,
             counts,
             collectives.put_global(np.bool_(True), self.replicated),
             state.base,
             into,
+            as_argument(loss),
             tuple(layouts),
-            loss,
         )
 
     def compiled(
@@ -442,19 +511,28 @@ class Learner:
 
     @cached_property
     def gradient_program(self) -> jax.stages.Wrapped:
-        return self.compiled(
-            self._add_to_gradient, (self.shardings, self.replicated), donated=5, static=(6, 7)
-        )
+        return self._compiled_gradient(donated=5)
 
-    def step(self, state: State, gradient: qwen.Params, lr: float) -> tuple[State, Stats]:
+    @cached_property
+    def keeping_gradient_program(self) -> jax.stages.Wrapped:
+        return self._compiled_gradient(donated=None)
+
+    def _compiled_gradient(self, donated: int | None) -> jax.stages.Wrapped:
+        places = (self.shardings, self.replicated, self.row_sharding)
+        return self.compiled(self._add_to_gradient, places, donated, static=(7,))
+
+    def step(
+        self, state: State, gradient: qwen.Params, numbers: float | AdamW
+    ) -> tuple[State, Stats]:
         """Makes an optimizer step with a gradient. `state` is donated, except its base.
 
-        Returns the next State, and `grad_norm` and `skipped` as `update` does.
+        `numbers` are the learning rate, or those that the data optimizer reads. Returns the next
+        State, and `grad_norm` and `skipped` as `update` does, or the data optimizer's stats.
         """
         next_state, stats = self.step_program(
             replace(state, base={}),
             gradient,
-            collectives.put_global(np.float32(lr), self.replicated),
+            collectives.put_global(np.asarray(numbers, np.float32), self.replicated),
         )
         return replace(next_state, base=state.base), stats
 
@@ -477,8 +555,8 @@ class Learner:
     ) -> list[jax.Array]:
         """Returns the head's first output: the log-probability or the value of every target.
 
-        There is one f32[M, B, T] for each layout. It is 0 in the prefix and in microbatches from
-        `counts` on.
+        There is one f32[M, B, T] for each layout, with the further axes that the head's output has.
+        It is 0 in microbatches from `counts` on, and in the prefix unless the head reads it.
         """
         if not jax.device_get(counts).any():
             return [put_zeros(batch.tokens, self.row_sharding) for batch in batches]
@@ -506,13 +584,36 @@ class Learner:
     def entropy_program(self) -> jax.stages.Wrapped:
         return self.compiled(partial(self._score, output=1), self.row_sharding, static=(3,))
 
+    def loss_terms(
+        self, scores: Sequence[jax.Array], batches: Batches, loss: Loss
+    ) -> list[jax.Array]:
+        """Returns the weighted loss of every target, f32[M, B, T] for each layout, from its score.
+
+        Only for a head that reads the prefix.
+        """
+        assert self.head.reads_prefix
+        return self.terms_program(list(scores), batches, as_argument(loss))
+
+    @cached_property
+    def terms_program(self) -> jax.stages.Wrapped:
+        return self.compiled(self._loss_terms, self.row_sharding)
+
+    def _loss_terms(self, scores: list[jax.Array], batches: Batches, loss: Loss) -> list[jax.Array]:
+        def terms_of(score: jax.Array, batch: Batch[jax.Array]) -> jax.Array:
+            no_sum = make_sequence_sum(batch.segments, trained_targets(batch), RowLayout(0, 0, 0))
+            terms, _ = loss((score,), batch, no_sum, jnp.bool_(True))
+            return jnp.where(tokens_with_loss(batch), terms, 0)
+
+        by_microbatch = jax.vmap(terms_of)
+        return [by_microbatch(*pair) for pair in zip(scores, batches, strict=True)]
+
     @cached_property
     def update_program(self) -> jax.stages.Wrapped:
         return self.compiled(
             self._update,
             (self.state_shardings, self.replicated, self.row_sharding),
             donated=0,
-            static=(6, 7),
+            static=(7,),
         )
 
     def programs(
@@ -540,7 +641,7 @@ class Learner:
             "score": (self.score_program, (weights, scored_fields(placed), counts, static)),
             "update": (
                 self.update_program,
-                (state, placed, counts, lr, is_on_policy, base, static, None),
+                (state, placed, counts, lr, is_on_policy, base, None, static),
             ),
         }
 
@@ -552,12 +653,10 @@ class Learner:
         batch: Batch[jax.Array],
         layout: RowLayout,
     ) -> tuple[tuple[jax.Array, ...], Stats]:
-        """Returns the head's outputs after the prefix, f32[B, T - prefix] each, and layer stats.
+        """Returns the head's outputs at the targets it reads (`_first_target`), and layer stats.
 
         The layer stats of an MoE model are the tokens of every expert, f32[L, X].
 
-        The prefix is left out because no position in it predicts a trained token: the prompt's last
-        token is an input of every response.
         """
         hidden, parts, layer_stats = self._hidden(params, batch, layout)
         return self._head_outputs(params, hidden, parts, layout), layer_stats
@@ -633,6 +732,14 @@ class Learner:
             return read
         return jax.tree.map(partial(context.to_parts, mesh=self.mesh), read)
 
+    def _first_target(self, layout: RowLayout) -> int:
+        """Returns the first column of a row whose target the head reads.
+
+        That is the first one after the prefix if no position in the prefix predicts a trained
+        token: the prompt's last token is an input of every response.
+        """
+        return 0 if self.head.reads_prefix else layout.prefix
+
     def _head_outputs(
         self,
         params: qwen.Params,
@@ -640,19 +747,19 @@ class Learner:
         batch: Batch[jax.Array],
         layout: RowLayout,
     ) -> tuple[jax.Array, ...]:
-        """Returns the head's outputs at the inputs after the prefix, f32[B, T - prefix] each.
+        """Returns the head's outputs from `_first_target` on: f32[B, T - prefix] for most heads.
 
         With context parallelism `hidden` and `batch` have parts of rows, as `_parts` returns them.
         """
         if self.context == 1:
-            body = slice(layout.prefix, None)
+            body = slice(self._first_target(layout), None)
             kept = None if batch.kept is None else batch.kept[:, body]
             return self.head.outputs(params, hidden[:, body], batch.targets[:, body], kept)
         # With context parallelism, cutting the prefix before the head would move tokens between
         # devices, so it is cut after the head.
         outputs = self.head.outputs(params, hidden, batch.targets, batch.kept)
         rows = (context.to_rows(output, self.mesh, layout.tokens) for output in outputs)
-        return tuple(row[:, layout.prefix :] for row in rows)
+        return tuple(row[:, self._first_target(layout) :] for row in rows)
 
     def _loss(
         self,
@@ -663,26 +770,31 @@ class Learner:
         is_on_policy: jax.Array,
         dropout_keys: jax.Array | None,
         loss_of_terms: Loss | None,
-    ) -> tuple[jax.Array, tuple[Stats, jax.Array | None]]:
-        """Returns the loss of one microbatch, the sums of its diagnostics, and its log-probs.
+    ) -> tuple[jax.Array, tuple[Stats, Rows]]:
+        """Returns the loss of one microbatch, the sums of its metrics, and its rows.
 
         `params` are the trained parameters: an adapter on `base`, or the full model if `base` is
-        empty. Log-probabilities f32[B, T - prefix] are returned only with model.exact.
+        empty. The rows f32[B, T - first target, ...] are those of `Rows`.
         """
         weights = self.whole(base, params)
         hidden, parts, layer_stats = self._hidden(weights, batch, layout, dropout_keys)
         outputs = self._head_outputs(weights, hidden, parts, layout)
-        # The head's outputs start after the prefix, so the fields of the loss must do so too.
-        body = without_prefix(batch, layout)
+        # The fields of the loss must start where the head's outputs do.
+        body = columns_from(batch, self._first_target(layout))
         sequence_sum = make_sequence_sum(body.segments, trained_targets(body), layout)
         weighted_terms = loss_of_terms or self.head.loss
         terms, metrics = weighted_terms(outputs, body, sequence_sum, is_on_policy)
         # `where` instead of a product: terms of untrained tokens can be infinite or NaN, and
         # 0 * NaN is NaN.
-        loss = jnp.where(tokens_with_loss(body), terms, 0).sum()
+        terms = jnp.where(tokens_with_loss(body), terms, 0)
+        loss = terms.sum()
         sums = summed_stats(metrics, body) | lax.stop_gradient(layer_stats)
         sums |= {"loss": lax.stop_gradient(loss)}
-        logps = lax.stop_gradient(outputs[0]) if self.arithmetic.is_exact else None
+        rows: Rows = {}
+        if self.arithmetic.is_exact or self.head.returns_terms:
+            rows["logps"] = lax.stop_gradient(outputs[0])
+        if self.head.returns_terms:
+            rows["terms"] = lax.stop_gradient(terms)
         if self.draft_weight:
             draft_loss, draft_sums = draft_head.head_loss(
                 self.model,
@@ -699,7 +811,7 @@ class Learner:
             )
             loss += self.draft_weight * draft_loss
             sums |= draft_sums
-        return loss, (sums, logps)
+        return loss, (sums, rows)
 
     def _microbatch_gradient(
         self,
@@ -711,16 +823,16 @@ class Learner:
         row_keys: jax.Array | None,
         loss: Loss | None,
         index: jax.Array | int,
-    ) -> tuple[tuple[qwen.Params, Stats], jax.Array | None]:
+    ) -> tuple[tuple[qwen.Params, Stats], Rows]:
         loss_gradient = jax.grad(self._loss, has_aux=True)
         microbatch = take_microbatch(batch, index)
         dropout_keys = None
         if row_keys is not None:
             dropout_keys = jax.vmap(jax.random.fold_in, (0, None))(row_keys[0], index)
-        gradient, (stats, logps) = loss_gradient(
+        gradient, (stats, rows) = loss_gradient(
             params, base, microbatch, layout, is_on_policy, dropout_keys, loss
         )
-        return (gradient, stats), logps
+        return (gradient, stats), rows
 
     def _gradient(
         self,
@@ -730,33 +842,32 @@ class Learner:
         counts: jax.Array,
         is_on_policy: jax.Array,
         all_row_keys: tuple[jax.Array | None, ...],
-        layouts: tuple[RowLayout, ...],
         loss: Loss | None,
-    ) -> tuple[tuple[qwen.Params, Stats], list[jax.Array | None]]:
+        layouts: tuple[RowLayout, ...],
+    ) -> tuple[tuple[qwen.Params, Stats], list[Rows]]:
         """Returns the gradient and the stats, summed over all microbatches and devices.
 
-        The list has the log-probabilities of each layout with model.exact, and None without it.
+        The list has the rows of each layout.
 
         all_row_keys: of each layout, as `_row_keys` returns them.
         """
         total = None
-        all_logps: list[jax.Array | None] = []
+        all_rows: list[Rows] = []
         of_layouts = zip(batches, layouts, all_row_keys, strict=True)
         for number, (batch, layout, row_keys) in enumerate(of_layouts):
             gradient = partial(
                 self._microbatch_gradient, params, base, batch, layout, is_on_policy, row_keys, loss
             )
             # The zeros to start from, shaped like one microbatch's gradient and stats.
+            shapes, row_shapes = jax.eval_shape(gradient, 0)
             if total is None:
-                total = jax.tree.map(zeros_in_fp32, jax.eval_shape(gradient, 0)[0])
-            logps = None
-            if self.arithmetic.is_exact:
-                logps = jnp.zeros(batch.tokens.shape, jnp.float32)
+                total = jax.tree.map(zeros_in_fp32, shapes)
+            rows = jax.tree.map(partial(zeros_of_rows, batch), row_shapes)
             # The number of microbatches is an argument, not a constant, so a step with fewer
             # microbatches does not recompile.
-            add = partial(add_gradient, gradient, layout.prefix)
-            total, logps = lax.fori_loop(0, counts[number], add, (total, logps))
-            all_logps.append(logps)
+            add = partial(add_gradient, gradient, self._first_target(layout))
+            total, rows = lax.fori_loop(0, counts[number], add, (total, rows))
+            all_rows.append(rows)
         assert total is not None, f"{layouts=}"
         if self.summed_axes:
             gradient, stats = total
@@ -767,7 +878,7 @@ class Learner:
             # The devices are summed once, after all microbatches.
             gradient = lax.psum(gradient, self.summed_axes)
             total = gradient, combine_stats_over(stats, self.summed_axes)
-        return total, all_logps
+        return total, all_rows
 
     def _row_keys(self, batches: Batches, step: jax.Array) -> tuple[jax.Array | None, ...]:
         """Returns keys [1, B] of the dropout of each layout's rows in this step, or None without.
@@ -793,17 +904,18 @@ class Learner:
         counts: jax.Array,
         is_on_policy: jax.Array,
         base: qwen.Params,
-        layouts: tuple[RowLayout, ...],
         loss: Loss | None,
-    ) -> tuple[tuple[qwen.Params, Stats], list[jax.Array | None]]:
+        layouts: tuple[RowLayout, ...],
+    ) -> tuple[tuple[qwen.Params, Stats], list[Rows]]:
         """Returns what `_gradient` returns, from rows that are split over the devices."""
+        rows = P(None, self.summed_axes)
         summed_gradient = self._over_data(
-            partial(self._gradient, layouts=layouts, loss=loss),
-            in_specs=(P(), P(), P(None, self.summed_axes), P(), P(), P(None, self.summed_axes)),
-            out_specs=(P(), P(None, self.summed_axes)),
+            partial(self._gradient, layouts=layouts),
+            in_specs=(P(), P(), rows, P(), P(), rows, P()),
+            out_specs=(P(), rows),
         )
         row_keys = self._row_keys(batches, state.step)
-        return summed_gradient(state.params, base, batches, counts, is_on_policy, row_keys)
+        return summed_gradient(state.params, base, batches, counts, is_on_policy, row_keys, loss)
 
     def _update(
         self,
@@ -813,15 +925,15 @@ class Learner:
         lr: jax.Array,
         is_on_policy: jax.Array,
         base: qwen.Params,
-        layouts: tuple[RowLayout, ...],
         loss: Loss | None,
-    ) -> tuple[State, Stats, list[jax.Array | None]]:
-        summed, logps = self._summed_gradient(
-            state, batches, counts, is_on_policy, base, layouts, loss
+        layouts: tuple[RowLayout, ...],
+    ) -> tuple[State, Stats, list[Rows]]:
+        summed, rows = self._summed_gradient(
+            state, batches, counts, is_on_policy, base, loss, layouts
         )
         gradient, stats = summed
         next_state, step_stats = self._descend(state, gradient, lr)
-        return next_state, stats | step_stats, logps
+        return next_state, stats | step_stats, rows
 
     def _add_to_gradient(
         self,
@@ -831,21 +943,24 @@ class Learner:
         is_on_policy: jax.Array,
         base: qwen.Params,
         into: qwen.Params | None,
-        layouts: tuple[RowLayout, ...],
         loss: Loss | None,
-    ) -> tuple[qwen.Params, Stats]:
-        (gradient, stats), _ = self._summed_gradient(
-            state, batches, counts, is_on_policy, base, layouts, loss
+        layouts: tuple[RowLayout, ...],
+    ) -> tuple[qwen.Params, Stats, list[Rows]]:
+        (gradient, stats), rows = self._summed_gradient(
+            state, batches, counts, is_on_policy, base, loss, layouts
         )
         if into is not None:
+            # Added after the sum over the devices: it is the same on all of them, and counts once.
             gradient = jax.tree.map(jnp.add, into, gradient)
-        return gradient, stats
+        return gradient, stats, rows
 
     def _update_without_tokens(self, state: State, lr: jax.Array) -> tuple[State, Stats]:
         return self._descend(state, jax.tree.map(zeros_in_fp32, state.params), lr)
 
     def _descend(self, state: State, gradient: qwen.Params, lr: jax.Array) -> tuple[State, Stats]:
         """Makes an optimizer step. Returns the next State, `grad_norm` and `skipped`."""
+        if self.data_optimizer is not None:
+            return self.data_optimizer.step(state, gradient, lr, self.compute.dtype)
 
         # The learning rate is an argument instead of a part of the optimizer chain, so a schedule
         # does not recompile the program.
@@ -908,13 +1023,16 @@ class Learner:
         count: jax.Array,
         output: int,
     ) -> jax.Array:
-        """Scores the first `count` microbatches of one layout, f32[M, B, T]; the others are 0."""
+        """Scores the first `count` microbatches of one layout, f32[M, B, T, ...]; others are 0."""
+
+        def output_of(index: jax.Array | int) -> jax.Array:
+            outputs, _ = self._outputs(params, take_microbatch(batch, index), layout)
+            return outputs[output]
 
         def score_microbatch(index: jax.Array, scores: jax.Array) -> jax.Array:
-            outputs, _ = self._outputs(params, take_microbatch(batch, index), layout)
-            return scores.at[index, :, layout.prefix :].set(outputs[output])
+            return scores.at[index, :, self._first_target(layout) :].set(output_of(index))
 
-        scores = jnp.zeros(batch.tokens.shape, jnp.float32)
+        scores = zeros_of_rows(batch, jax.eval_shape(output_of, 0))
         return lax.fori_loop(0, count, score_microbatch, scores)
 
     def _over_data(
@@ -995,6 +1113,24 @@ def policy_learner(
     )
 
 
+def token_learner(model: qwen.QwenConfig, compute: ModelConfig, mesh: Mesh) -> Learner:
+    """Returns a learner of callers that choose the loss and the optimizer's numbers at each call.
+
+    Its batches have K targets of a position (`heads.token_head`), `gradient` takes a loss whose
+    kind and numbers are data (`algorithms.token_losses`), and `step` takes an `AdamW`.
+    """
+    learner = Learner(
+        model,
+        compute,
+        OptimizerConfig(),
+        token_head(model, compute, mesh),
+        mesh,
+        data_optimizer=adamw_of_numbers(),
+    )
+    assert learner.context == 1, "rows are not split over devices here"
+    return learner
+
+
 def critic_learner(
     model: qwen.QwenConfig,
     compute: ModelConfig,
@@ -1052,13 +1188,24 @@ def take_microbatch(batch: Batch[jax.Array], index: jax.Array | int) -> Batch[ja
     return jax.tree.map(take, batch)
 
 
-def without_prefix(batch: Batch[jax.Array], layout: RowLayout) -> Batch[jax.Array]:
-    """Returns a microbatch without its prefix: fields [B, T] become [B, T - prefix]."""
+def columns_from(batch: Batch[jax.Array], first: int) -> Batch[jax.Array]:
+    """Returns the columns of a microbatch from `first` on: fields [B, T] become [B, T - first]."""
 
     def cut(field: jax.Array) -> jax.Array:
-        return field[:, layout.prefix :]
+        return field[:, first:]
 
     return jax.tree.map(cut, batch)
+
+
+def as_argument(loss: Loss | None) -> Loss | None:
+    """Returns a loss as an argument of a program, which is compiled once for each function."""
+    is_argument = loss is None or isinstance(loss, jax.tree_util.Partial)
+    return loss if is_argument else jax.tree_util.Partial(loss)
+
+
+def logps_of(rows: Sequence[Rows]) -> list[jax.Array | None]:
+    """Returns the log-probabilities of each layout, if its rows have them."""
+    return [of_layout.get("logps") for of_layout in rows]
 
 
 def fetch_rows(
@@ -1088,22 +1235,27 @@ def zeros_in_fp32(x: jax.ShapeDtypeStruct) -> jax.Array:
     return jnp.zeros(x.shape, jnp.float32)
 
 
+def zeros_of_rows(batch: Batch[jax.Array], columns: jax.ShapeDtypeStruct) -> jax.Array:
+    """Returns fp32 zeros [M, B, T, ...] for columns [B, C, ...] of each microbatch."""
+    return jnp.zeros(batch.tokens.shape + columns.shape[2:], jnp.float32)
+
+
 def add_gradient(
-    gradient: Callable[[jax.Array], tuple[tuple[qwen.Params, Stats], jax.Array | None]],
-    prefix: int,
+    gradient: Callable[[jax.Array], tuple[tuple[qwen.Params, Stats], Rows]],
+    first: int,
     index: jax.Array,
-    so_far: tuple[tuple[qwen.Params, Stats], jax.Array | None],
-) -> tuple[tuple[qwen.Params, Stats], jax.Array | None]:
+    so_far: tuple[tuple[qwen.Params, Stats], Rows],
+) -> tuple[tuple[qwen.Params, Stats], Rows]:
     """Adds the gradient and the stats of microbatch `index` to the totals in `so_far`.
 
-    The log-probabilities of the microbatch, if any, are written after the prefix.
+    The rows of the microbatch are written from column `first` on.
     """
-    (total_gradient, total_stats), all_logps = so_far
-    (microbatch_gradient, stats), logps = gradient(index)
-    if all_logps is not None:
-        all_logps = all_logps.at[index, :, prefix:].set(logps)
+    (total_gradient, total_stats), all_rows = so_far
+    (microbatch_gradient, stats), rows = gradient(index)
+    for name, columns in rows.items():
+        all_rows = all_rows | {name: all_rows[name].at[index, :, first:].set(columns)}
     total = (
         jax.tree.map(jnp.add, total_gradient, microbatch_gradient),
         combine_stats(total_stats, stats),
     )
-    return total, all_logps
+    return total, all_rows

@@ -6,16 +6,102 @@ passes it to `Learner.update`, so one compiled program serves the whole schedule
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Array, Float
 
 from jzero.config import OptimizerConfig, schedules
-from jzero.model import mtp, qwen
+from jzero.model import adapters, mtp, qwen
+from jzero.types import State
+
+
+class DataOptimizer(NamedTuple):
+    """An optimizer whose numbers are data, so that no value of them compiles anything."""
+
+    init: Callable[[qwen.Params], optax.OptState]
+    # (state, gradient, numbers, type of the computation) -> the next state, and scalars
+    step: Callable[[State, qwen.Params, jax.Array, DTypeLike], tuple[State, dict[str, jax.Array]]]
+
+
+class AdamW(NamedTuple):
+    """The numbers of one step of `adamw_of_numbers` (arXiv:1711.05101). clip_norm=0: no clip."""
+
+    learning_rate: float
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-12
+    weight_decay: float = 0.0
+    clip_norm: float = 0.0
+
+
+class Moments(NamedTuple):
+    """The state of `adamw_of_numbers`: trees like the parameters."""
+
+    mu: qwen.Params
+    nu: qwen.Params
+
+
+def adamw_of_numbers() -> DataOptimizer:
+    """Returns AdamW whose numbers, an `AdamW` as f32[6], come with each step. Moments are fp32."""
+    return DataOptimizer(init_moments, adamw_step)
+
+
+def init_moments(params: qwen.Params) -> Moments:
+    """Returns moments of 0."""
+
+    def zeros() -> qwen.Params:
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
+
+    return Moments(zeros(), zeros())
+
+
+def adamw_step(
+    state: State,
+    gradient: qwen.Params,
+    numbers: Float[Array, "6"],
+    dtype: DTypeLike,
+) -> tuple[State, dict[str, jax.Array]]:
+    """Makes one step of AdamW in fp32. All parameters decay.
+
+    Decoupled decay: p - lr * (m_hat / (sqrt(v_hat) + eps) + decay * p).
+
+    Returns the next state, `grad_norm` before clipping and `update_norm`, the norm of the change.
+    If the parameters in `dtype`, a moment or a norm is not finite, the state stays as it is, and
+    one of the norms is not finite.
+    """
+    lr, beta1, beta2, eps, decay, clip = numbers
+    norm = optax.tree.norm(gradient)
+    # `where` instead of a Python branch, because the numbers are data of the program.
+    is_clipped = (clip > 0) & (norm > clip)
+    factor = jnp.where(is_clipped, clip / norm, 1.0)
+    gradient = jax.tree.map(lambda g: g * factor, gradient)
+
+    # The bias corrections count from 1: at step 0 they would divide by 0.
+    step = state.step + 1
+    moments = cast(Moments, state.opt_state)
+    mu = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, moments.mu, gradient)
+    nu = jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * g * g, moments.nu, gradient)
+    correction1, correction2 = 1 - beta1**step, 1 - beta2**step
+
+    def change(p: jax.Array, m: jax.Array, v: jax.Array) -> jax.Array:
+        adam = m / correction1 / (jnp.sqrt(v / correction2) + eps)
+        return -lr * (adam + decay * p)
+
+    changes = jax.tree.map(change, state.params, mu, nu)
+    params = jax.tree.map(jnp.add, state.params, changes)
+    norms = {"grad_norm": norm, "update_norm": optax.tree.norm(changes)}
+
+    in_dtype = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+    is_finite = adapters.all_finite((in_dtype, mu, nu, norms))
+    next_state = replace(state, params=params, opt_state=Moments(mu, nu), step=step)
+    kept = jax.tree.map(lambda new, old: jnp.where(is_finite, new, old), next_state, state)
+    return kept, norms | {"update_norm": jnp.where(is_finite, norms["update_norm"], jnp.nan)}
 
 
 def optimizer(settings: OptimizerConfig) -> optax.GradientTransformation:

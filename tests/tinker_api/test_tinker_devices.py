@@ -81,7 +81,7 @@ def test_a_training_call_arrives_whole() -> None:
     arrived = sent(asdict(call))
     got = datums.FwdBwd(**arrived | {"data": [datums.Datum(**one) for one in arrived["data"]]})
     packed = [datums.pack(one, datums.row_lengths(CONTEXT), 64, 1) for one in (call, got)]
-    jax.tree.map(np.testing.assert_array_equal, packed[0].examples, packed[1].examples)
+    jax.tree.map(np.testing.assert_array_equal, packed[0].batch, packed[1].batch)
     assert replace(got, data=[]) == replace(call, data=[])
 
 

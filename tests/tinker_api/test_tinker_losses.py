@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import pytest
 import reference
 import torch
 
+from jzero.clock import compilation_counter
 from jzero.config import AdapterConfig
 from jzero.errors import UserError
 from jzero.model import adapters
@@ -18,7 +20,10 @@ from jzero.sharding.mesh import train_mesh
 from jzero.tinker import datums, losses, wire
 from jzero.tinker.datums import Datum, FwdBwd
 from jzero.tinker.limits import TinkerLimits
-from jzero.training.accumulation import AccumulatingLearner, AdamW, AdapterState, Examples
+from jzero.tinker.tenants import add_gradient, forward
+from jzero.training.learner import token_learner
+from jzero.training.optimizer import AdamW
+from jzero.types import Batch, Params, State
 
 ADAPTER = AdapterConfig(rank=3, alpha=32.0, targets=("all", "lm_head"))
 LENGTHS = (5, 17, 9, 30, 1)
@@ -27,40 +32,68 @@ LOW, HIGH, BETA = 0.7, 1.4, 0.3
 BOUNDS = {"low": LOW, "high": HIGH}
 
 
+class Tenant(NamedTuple):
+    """An adapter and its gradient since the last step."""
+
+    state: State
+    gradient: Params
+
+    @property
+    def params(self) -> Params:
+        return self.state.params
+
+
 class Tiny:
     """A frozen base of random weights, and the programs that train adapters on it."""
 
     def __init__(self, logit_chunk: int = 10**6) -> None:
         compute = replace(reference.settings().model, adapter=ADAPTER, logit_chunk=logit_chunk)
         mesh = train_mesh(1, 1, 1, jax.devices()[:1])
-        self.learner = AccumulatingLearner(reference.MODEL, compute, mesh, losses.token_loss)
+        self.learner = token_learner(reference.MODEL, compute, mesh)
         self.base = reference.random_params()
         self.frozen = self.learner.freeze(jax.tree.map(jnp.array, self.base))
 
-    def begin(self, seed: int = 0) -> AdapterState:
+    def begin(self, seed: int = 0) -> Tenant:
         """Returns an adapter whose B is not 0, so that every factor has a gradient."""
-        state = self.learner.begin(seed)
+        state = self.learner.start(self.learner.init_adapter(seed))
         noise = np.random.default_rng(seed)
         factors = {
             name: {"a": leaf["a"], "b": jnp.array(noise.normal(0, 0.1, leaf["b"].shape), "float32")}
             for name, leaf in adapters.factors_of(state.params).items()
         }
-        return state._replace(params=adapters.tree_of(factors))
+        params = jax.device_put(adapters.tree_of(factors), self.learner.shardings)
+        state = replace(state, params=params)
+        return Tenant(state, self.learner.zero_gradient())
 
     def pack(self, data: list[Datum], loss: str = "cross_entropy") -> datums.Packed:
         kind = losses.KINDS.index(loss)
         call = FwdBwd("m", 1, kind, BETA, is_forward_only=False, data=data)
         return datums.pack(call, ROW_LENGTHS, microbatch_tokens=64, shards=1)
 
-    def arguments(self, packed: datums.Packed, loss: str) -> tuple:
-        """Returns the arguments of `add_gradient` and `evaluate` after the state."""
-        kind = losses.KINDS.index(loss)
-        return self.frozen, packed.examples, packed.layout, packed.microbatches, kind
+    def gradient(
+        self, tenant: Tenant, packed: datums.Packed, loss: str, beta: float = BETA
+    ) -> tuple[Tenant, np.ndarray, np.ndarray]:
+        """Returns the adapter with the gradient added, the loss terms and the log-probs."""
+        kind = losses.loss_of(losses.KINDS.index(loss), beta)
+        gradient, terms, logps = add_gradient(
+            self.learner, tenant.state, self.frozen, packed, kind, tenant.gradient
+        )
+        return tenant._replace(gradient=gradient), terms, logps
 
-    def add(self, state: AdapterState, data: list[Datum], loss: str) -> tuple[AdapterState, float]:
-        packed = self.pack(data, loss)
-        state, terms, _ = self.learner.add_gradient(state, *self.arguments(packed, loss))
-        return state, float(terms.sum(dtype=np.float64))
+    def forward(self, tenant: Tenant, packed: datums.Packed, loss: str) -> tuple:
+        """Returns the loss terms and the log-probs."""
+        kind = losses.loss_of(losses.KINDS.index(loss), BETA)
+        return forward(self.learner, tenant.state, self.frozen, packed, kind)
+
+    def add(self, tenant: Tenant, data: list[Datum], loss: str) -> tuple[Tenant, float]:
+        tenant, terms, _ = self.gradient(tenant, self.pack(data, loss), loss)
+        return tenant, float(terms.sum(dtype=np.float64))
+
+    def step(self, tenant: Tenant, settings: AdamW) -> tuple[Tenant, dict[str, float]]:
+        """Returns the adapter after a step, and the norms."""
+        state, norms = self.learner.step(tenant.state, tenant.gradient, settings)
+        norms = {name: float(value) for name, value in norms.items()}
+        return Tenant(state, self.learner.zero_gradient()), norms
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +159,7 @@ def logits_of(base: dict, adapter: dict, tokens: np.ndarray) -> jax.Array:
 
 
 def naive(
-    tiny: Tiny, state: AdapterState, data: list[Datum], loss: str
+    tiny: Tiny, state: Tenant, data: list[Datum], loss: str
 ) -> tuple[float, dict, list[np.ndarray]]:
     """Returns the loss, its gradient by the adapter, and the log-probs, all in float64."""
     tokens = reference.padded([datum.tokens for datum in data])
@@ -184,7 +217,7 @@ def test_chunks_of_logits_have_the_same_gradient(num_targets) -> None:
 def test_log_probs_come_back_in_the_order_and_shape_of_the_data(tiny) -> None:
     data, state = random_data(3), tiny.begin()
     packed = tiny.pack(data)
-    _, rows = tiny.learner.evaluate(state, *tiny.arguments(packed, "cross_entropy"))
+    _, rows = tiny.forward(state, packed, "cross_entropy")
     _, _, wanted = naive(tiny, state, data, "cross_entropy")
     for found, expected in zip(packed.from_rows(rows), wanted, strict=True):
         np.testing.assert_allclose(found, expected, atol=2e-5)
@@ -254,9 +287,9 @@ def test_a_shared_prefix_has_the_same_log_probs_and_gradient_with_fewer_tokens(t
 
     results = []
     for packed in (shared, plain):
-        arguments = tiny.arguments(packed, loss)
-        gradient, terms, logps = tiny.learner.add_gradient(state, *arguments)
-        _, scored = tiny.learner.evaluate(state, *arguments)
+        gradient, terms, logps = tiny.gradient(state, packed, loss)
+        scored_terms, scored = tiny.forward(state, packed, loss)
+        np.testing.assert_allclose(scored_terms, terms, atol=2e-5)
         results.append((gradient.gradient, terms.sum(), packed.from_rows(logps)))
         for left, right in zip(packed.from_rows(scored), packed.from_rows(logps), strict=True):
             np.testing.assert_allclose(left, right, atol=2e-5)
@@ -292,8 +325,8 @@ def test_a_group_of_samples_computes_its_prompt_once() -> None:
             )
     shared = pack_rows(data, (256, 512, 1024))
     assert tuple(shared.layout) == (64, 8, 64)
-    assert shared.examples.rows.tokens.size == 4 * 576
-    assert pack_rows(without_sharing(data), (256, 512, 1024)).examples.rows.tokens.size >= 32 * 127
+    assert shared.batch.tokens.size == 4 * 576
+    assert pack_rows(without_sharing(data), (256, 512, 1024)).batch.tokens.size >= 32 * 127
 
 
 def test_positions_with_a_loss_or_other_targets_are_not_shared() -> None:
@@ -350,7 +383,7 @@ def test_steps_are_those_of_torch(tiny, settings) -> None:
             leaf.grad = torch.tensor(factor * values)
         adam.step()
 
-        state, norms = tiny.learner.adamw(state, settings)
+        state, norms = tiny.step(state, settings)
 
         assert norms["grad_norm"] == pytest.approx(norm, rel=1e-5)
         for found, wanted in zip(jax.tree.leaves(state.params), leaves, strict=True):
@@ -361,28 +394,59 @@ def test_steps_are_those_of_torch(tiny, settings) -> None:
 def test_a_failed_call_leaves_the_gradient_as_it_was(tiny) -> None:
     state, _ = tiny.add(tiny.begin(), random_data(), "ppo")
     packed = tiny.pack(random_data())
-    weights = packed.examples.weights[..., 0]
-    wrong = replace(packed, examples=packed.examples._replace(weights=weights))
-    with pytest.raises((TypeError, ValueError)):
-        tiny.learner.add_gradient(state, *tiny.arguments(wrong, "cross_entropy"))
+    wrong = replace(packed, batch=replace(packed.batch, weights=packed.batch.weights[..., 0]))
+    with pytest.raises((TypeError, ValueError, IndexError)):
+        tiny.gradient(state, wrong, "cross_entropy")
     again, _ = tiny.add(state, random_data(), "ppo")  # nothing was donated
     doubled = jax.tree.map(lambda x: 2 * x, state.gradient)
     reference.assert_same_gradient(again.gradient, doubled, 1e-5)
 
 
-def test_only_one_program_serves_all_losses_and_settings(tiny) -> None:
-    state = tiny.begin()
-    state, _ = tiny.add(state, random_data(), "ppo")
-    before = tiny.learner.add_gradient_program._cache_size()
-    for loss in losses.KINDS:
-        state, _ = tiny.add(state, random_data(seed=4), loss)
-    assert tiny.learner.add_gradient_program._cache_size() == before
+def random_call(rng: np.random.Generator) -> tuple[list[Datum], str, float, AdamW]:
+    """Returns data with bounds, a loss, its beta, and the numbers of a step, all at random."""
+    low, high, beta = rng.uniform(0.1, 0.9), rng.uniform(1.1, 3), rng.uniform(0, 2)
+    data = [
+        replace(datum, low=np.full_like(datum.low, low), high=np.full_like(datum.high, high))
+        for datum in random_data(seed=int(rng.integers(100)))
+    ]
+    numbers = AdamW(
+        learning_rate=rng.uniform(1e-5, 1e-3),
+        beta1=rng.uniform(0.5, 0.95),
+        beta2=rng.uniform(0.9, 0.999),
+        eps=10 ** rng.uniform(-12, -6),
+        weight_decay=rng.choice([0.0, 0.1]),
+        clip_norm=rng.choice([0.0, 1.0]),
+    )
+    return data, str(rng.choice(losses.KINDS)), beta, numbers
+
+
+def test_fifty_settings_of_losses_and_steps_compile_nothing_after_the_first(tiny) -> None:
+    rng = np.random.default_rng(0)
+    tenant = tiny.begin()
+
+    def call() -> None:
+        nonlocal tenant
+        data, loss, beta, numbers = random_call(rng)
+        packed = tiny.pack(data, loss)
+        tenant, _, _ = tiny.gradient(tenant, packed, loss, beta)
+        tiny.forward(tenant, packed, loss)
+        tenant, norms = tiny.step(tenant, numbers)
+        assert norms["update_norm"] > 0
+
+    call()
+    counter = compilation_counter()
+    counter.pop()
+    for _ in range(50):
+        call()
+
+    assert counter.pop()["compile/programs"] == 0
 
 
 def test_adapters_of_one_seed_are_equal(tiny) -> None:
-    reference.assert_equal(tiny.learner.begin(7).params, tiny.learner.begin(7).params)
+    learner = tiny.learner
+    reference.assert_equal(learner.init_adapter(7), learner.init_adapter(7))
     # No adapter but the first one of a shape compiles anything.
-    assert tiny.learner._adapter_program._cache_size() == 1
+    assert learner._adapter_program._cache_size() == 1
     assert adapters.num_params(reference.MODEL, ADAPTER) > 0
 
 
@@ -431,18 +495,20 @@ def test_dro_has_its_penalty_on_sampled_tokens_without_an_advantage_and_not_on_p
 
     columns = [jnp.asarray(column)[None] for column in (datum.advantages, datum.logprobs)]
     zeros = jnp.zeros((1, 2))
-    examples = Examples(
-        rows=None,  # not read
+    batch = Batch(
+        tokens=zeros,  # not read, as the next three
         targets=zeros,
+        segments=zeros,
+        positions=zeros,
         weights=jnp.asarray(datum.weights)[None],
         sampler_logps=columns[1],
         advantages=columns[0],
-        low=zeros,
-        high=zeros,
-        beta=zeros + 0.3,
+        ratio_low=zeros,
+        ratio_high=zeros,
     )
     logps = jnp.array([[[-2.0], [-1.5]]])
-    terms = losses.token_loss(jnp.int32(losses.KINDS.index("dro")), logps, examples)
+    loss = losses.loss_of(losses.KINDS.index("dro"), 0.3)
+    terms, _ = loss((logps,), batch, None, True)
     np.testing.assert_allclose(terms, [[0, 0.3 / 2 * 1.0**2]], rtol=1e-6)
 
 

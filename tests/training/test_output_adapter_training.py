@@ -13,8 +13,10 @@ from jzero.config import AdapterConfig
 from jzero.model import adapters, qwen
 from jzero.sharding.mesh import train_mesh
 from jzero.tinker import losses
-from jzero.training.accumulation import AccumulatingLearner, AdapterState, Examples
-from jzero.types import Batch, RowLayout
+from jzero.tinker.datums import Packed
+from jzero.tinker.tenants import add_gradient
+from jzero.training.learner import token_learner
+from jzero.types import Batch, RowLayout, State
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -28,37 +30,31 @@ M, B, T = 2, 4, 12
 LAYOUT = RowLayout(0, 1, T)
 
 
-def examples() -> Examples[np.ndarray]:
+def examples() -> Packed:
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, 64, (M, B, T)).astype(np.int32)
     ones = np.ones((M, B, T), np.float32)
     rows = Batch(
         tokens=tokens,
-        targets=tokens,
+        targets=rng.integers(0, 64, (M, B, T, 1)).astype(np.int32),
         segments=ones.astype(np.int32),
         positions=np.broadcast_to(np.arange(T, dtype=np.int32), (M, B, T)).copy(),
-    )
-    return Examples(
-        rows=rows,
-        targets=rng.integers(0, 64, (M, B, T, 1)).astype(np.int32),
         weights=rng.standard_normal((M, B, T, 1)).astype(np.float32),
         sampler_logps=-ones,
         advantages=ones,
-        low=ones,
-        high=ones,
-        beta=ones,
+        ratio_low=ones,
+        ratio_high=ones,
     )
+    return Packed(rows, LAYOUT, M, [], [])
 
 
 @cache
-def run(model: str, mesh: str) -> tuple[qwen.Params, np.ndarray, AdapterState]:
+def run(model: str, mesh: str) -> tuple[qwen.Params, np.ndarray, State]:
     """Returns the gradient of a call, its log-probs, and the shardings of the state."""
     compute = replace(reference.settings().model, adapter=ADAPTER, logit_chunk=16)
     sizes = MESHES.get(mesh, (1, 1, 1))
     devices = jax.devices()[: int(np.prod(sizes))]
-    learner = AccumulatingLearner(
-        MODELS[model], compute, train_mesh(*sizes, devices), losses.token_loss
-    )
+    learner = token_learner(MODELS[model], compute, train_mesh(*sizes, devices))
     base = learner.freeze(
         jax.tree.map(
             lambda x, place: jax.device_put(np.asarray(x), place),
@@ -74,11 +70,11 @@ def run(model: str, mesh: str) -> tuple[qwen.Params, np.ndarray, AdapterState]:
         adapters.abstract(MODELS[model], ADAPTER),
         learner.shardings,
     )
-    state = learner.begin_on(factors)
-    state, _, logps = learner.add_gradient(
-        state, base, examples(), LAYOUT, M, losses.KINDS.index("cross_entropy")
+    loss = losses.loss_of(losses.KINDS.index("cross_entropy"), 0.0)
+    gradient, _, logps = add_gradient(
+        learner, learner.start(factors), base, examples(), loss, learner.zero_gradient()
     )
-    return jax.device_get(state.gradient), logps, learner.state_places
+    return jax.device_get(gradient), logps, learner.state_shardings
 
 
 @pytest.mark.parametrize("mesh", MESHES)
