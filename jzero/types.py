@@ -133,14 +133,14 @@ class Rollout:
     # In a single-turn task the environment never replies.
     tokens: Tokens
     turns: tuple[Turn, ...]  # at least one; the first starts where the prompt ends
+    grade: Grade | None = None  # verdict on the whole episode
+    advantage: float = 0.0  # mean over the sampled tokens; set once an update has computed it
+    advantages: np.ndarray | None = None  # f32[T] of the tokens; None before the update
     # Where the sequences of the episode begin in `tokens`. An episode is one sequence, unless its
     # agent has branched off (`rollout.agents`): the sequences of its tree then follow each other,
     # each with its own prompt. A later sequence repeats no sampled token of an earlier one as
     # sampled.
     branch_starts: tuple[int, ...] = (0,)
-    grade: Grade | None = None  # verdict on the whole episode
-    advantage: float = 0.0  # mean over the sampled tokens; set once an update has computed it
-    advantages: np.ndarray | None = None  # f32[T] of the tokens; None before the update
 
     @property
     def prompt_length(self) -> int:

@@ -129,5 +129,7 @@ WHOLE_RUNS: dict[str, tuple[str, ...]] = {
     ),
     "environments": (
         "tests/environments/test_openenv.py::test_an_episode_is_a_session_of_the_server",
+        "tests/environments/test_agents.py::"
+        "test_requests_that_continue_one_another_are_the_turns_of_one_sequence",
     ),
 }

@@ -223,7 +223,7 @@ ONE_SUITE = "--model /nope --suite countdown"
         (
             evaluate,
             f"{ONE_SUITE} --config.rollout.top_p=2",
-            "rollout.top_p=2.0 must be in (0, 1]",
+            "rollout.top_p=2.0 must be at most 1",
         ),
         (
             evaluate,

@@ -267,7 +267,7 @@ def tree_of(starts: tuple[int, ...], turns: list[tuple[int, int, float]]) -> Rol
     graded = [
         Turn(start, end, "", "stop", Grade(reward, False, "asked")) for start, end, reward in turns
     ]
-    rollout = Rollout(Problem("1", "agent", "", {}), 0, tokens, tuple(graded), starts)
+    rollout = Rollout(Problem("1", "agent", "", {}), 0, tokens, tuple(graded), branch_starts=starts)
     return with_turn_grades(rollout, [grade_of(turn) for turn in graded])
 
 

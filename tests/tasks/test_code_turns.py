@@ -188,7 +188,7 @@ def test_every_template_of_code_has_turns(template: str) -> None:
 
 
 def test_an_unknown_feedback_is_refused() -> None:
-    with pytest.raises(UserError, match="feedback=all: use one of test, error, words"):
+    with pytest.raises(UserError, match="feedback=all is not one of test, error, words"):
         check_task_settings(make_task("feedback=all"), 5)
 
 
