@@ -476,7 +476,7 @@ class AgentBatch(Batch):
             tree.sample_index,
             Tokens.concatenate(parts),
             tuple(turns),
-            tuple(starts),
+            branch_starts=tuple(starts),
         )
 
     def add_counts(self, counters: DecodeCounters) -> None:
