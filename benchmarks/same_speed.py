@@ -149,7 +149,8 @@ def generation(checkout: Path, model: Path, folder: Path) -> Iterator[Measure]:
     with started(["-c", GENERATE, str(model)], checkout, folder) as process:
         questions, answers = process.stdin, process.stdout
         assert questions is not None and answers is not None
-        if answers.readline() != "ready\n":
+        # The command may say before what it has opened.
+        if "ready\n" not in answers:
             raise RuntimeError("the model was not opened")
 
         def generate() -> None:
