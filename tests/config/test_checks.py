@@ -8,6 +8,8 @@ from settings_by_name import changed_config
 from jzero import config
 from jzero.errors import UserError
 
+AGENT = {"task.name": "agent", "task.agent": "my:play", "task.turn_reward": "score"}
+
 # The settings changed, and what the message says.
 IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
     ({"model.dtype": "float16"}, "model.dtype=float16 is not one of bfloat16, float32"),
@@ -271,6 +273,22 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
     (
         {"algorithm.advantage": "leave_one_out", "rollout.group_size": 1},
         "the leave_one_out baseline needs a group of at",
+    ),
+    (
+        AGENT | {"train.packs_per_row": 2},
+        "task.agent=my:play have different prompts, and cannot share one in a row",
+    ),
+    (
+        AGENT | {"train.sequence_per_turn": True},
+        "the sequences of task.agent=my:play are those of its requests; set",
+    ),
+    (
+        AGENT | {"rollout.hosts_per_decoder": 2},
+        "the requests of task.agent=my:play reach one host; set rollout.hosts_per_decoder=1",
+    ),
+    (
+        AGENT | {"rollout.placement.max_staleness": 1},
+        "task.agent=my:play requests responses within a step; set rollout.placement=together",
     ),
     ({"critic.lr": -1.0}, "critic.lr=-1.0 must be at least 0"),
     ({"optimizer.schedule": "step"}, "optimizer.schedule=step is not one of constant, linear"),
