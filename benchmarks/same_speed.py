@@ -21,7 +21,6 @@ import contextlib
 import http.client
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -32,14 +31,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import same_numbers
+from real import processor_seconds
+from soak_serve import HOST, free_port, wait_until_open
+
 ROUNDS = 5
 STEPS = 16
 FIRST_STEP = 6  # earlier ones compile
 NEW_TOKENS = 64
-START_SECONDS = 300.0
 REQUEST_SECONDS = 120.0
 MOST_REPLY_BYTES = 1 << 24
-TICKS = os.sysconf("SC_CLK_TCK")
 
 # Opens the model, and generates once for each line of its input.
 GENERATE = """
@@ -68,29 +69,16 @@ Measure = Callable[[], Cost]
 
 
 def environment_of(checkout: Path, programs: Path) -> dict[str, str]:
-    """Returns the environment variables of a process of a checkout."""
-    return os.environ | {
-        "PYTHONPATH": str(checkout),
-        "JAX_PLATFORMS": "cpu",
-        "JAX_COMPILATION_CACHE_DIR": str(programs),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        "HF_HUB_OFFLINE": "1",
-    }
-
-
-def processor_seconds(process: subprocess.Popen) -> float:
-    """Returns the processor time of a process and all its threads so far."""
-    fields = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2]
-    user, system = fields.split()[11:13]
-    return (int(user) + int(system)) / TICKS
+    """Returns the environment variables of a process of a checkout, with its own devices."""
+    variables = same_numbers.environment_of(checkout, programs, is_optimized=True)
+    return {name: value for name, value in variables.items() if name != "JAX_NUM_CPU_DEVICES"}
 
 
 def timed(process: subprocess.Popen, work: Callable[[], object]) -> Cost:
     """Returns what a piece of work takes by the clock, and of the process that does it."""
-    processor, start = processor_seconds(process), time.perf_counter()
+    processor, start = processor_seconds(process.pid), time.perf_counter()
     work()
-    return Cost(time.perf_counter() - start, processor_seconds(process) - processor)
+    return Cost(time.perf_counter() - start, processor_seconds(process.pid) - processor)
 
 
 @contextlib.contextmanager
@@ -160,27 +148,9 @@ def generation(checkout: Path, model: Path, folder: Path) -> Iterator[Measure]:
         yield lambda: timed(process, generate)
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
-def wait_until_open(process: subprocess.Popen, port: int) -> None:
-    """Waits for a server. Raises RuntimeError if it ends, or does not answer in time."""
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise RuntimeError(f"the server ended with status {process.returncode}")
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return
-        time.sleep(0.2)
-    raise RuntimeError("the server does not answer")
-
-
 def post(port: int, path: str, body: object) -> tuple[int, bytes]:
     """Returns the status and the body of the answer to a request."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=REQUEST_SECONDS)
+    connection = http.client.HTTPConnection(HOST, port, timeout=REQUEST_SECONDS)
     headers = {"Content-Type": "application/json", "X-API-Key": "tml-local"}
     try:
         connection.request("POST", path, json.dumps(body), headers)
@@ -228,7 +198,7 @@ def completions(checkout: Path, model: Path, folder: Path) -> Iterator[dict[str,
 
 
 def get(port: int, path: str) -> bytes:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=REQUEST_SECONDS)
+    connection = http.client.HTTPConnection(HOST, port, timeout=REQUEST_SECONDS)
     try:
         connection.request("GET", path)
         return connection.getresponse().read(MOST_REPLY_BYTES)

@@ -18,8 +18,6 @@ prime-rl reports for Qwen3-0.6B and paragraphs, which is another problem: from 0
 
 from jzero import algorithms
 from jzero.config import (
-    ADAPTER_LR_FACTOR,
-    ADAPTER_RANK,
     Config,
     EvalConfig,
     MeshConfig,
@@ -29,6 +27,7 @@ from jzero.config import (
     TaskConfig,
     TrainConfig,
     WarmStart,
+    add_adapter,
     choose_preset,
     schedules,
     tiny_model,
@@ -75,8 +74,7 @@ def pretrained(preset: str) -> Config:
         eval=EvalConfig(problems=128, samples=1, every=5),
     )
     if preset != model:
-        config.model.adapter.rank = ADAPTER_RANK
-        config.optimizer.lr *= ADAPTER_LR_FACTOR
+        add_adapter(config)
         config.warm_start = None
     return config
 

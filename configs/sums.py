@@ -18,8 +18,6 @@ to 80 % greedily (three seeds, lab/learning.md).
 
 from jzero import algorithms
 from jzero.config import (
-    ADAPTER_LR_FACTOR,
-    ADAPTER_RANK,
     Config,
     EvalConfig,
     MeshConfig,
@@ -29,6 +27,7 @@ from jzero.config import (
     TaskConfig,
     TrainConfig,
     WarmStart,
+    add_adapter,
     choose_preset,
     schedules,
     tiny_model,
@@ -82,8 +81,7 @@ def pretrained(preset: str) -> Config:
         eval=EvalConfig(problems=128, samples=4, every=20),
     )
     if preset != model:
-        config.model.adapter.rank = ADAPTER_RANK
-        config.optimizer.lr *= ADAPTER_LR_FACTOR
+        add_adapter(config)
     return config
 
 

@@ -20,6 +20,7 @@ from jzero.config.presets import (
     QWEN3_ADAPTER_HUB_IDS,
     QWEN25_HUB_IDS,
     QWEN_LARGEST_FIRST,
+    add_adapter,
     choose_preset,
     has_adapter,
     tiny_model,

@@ -77,15 +77,20 @@ def tiny_model_of_qwen_tokens() -> ModelConfig:
     )
 
 
+def add_adapter(config: Config) -> None:
+    """Changes a recipe's config to train an adapter on the frozen model, at its learning rate."""
+    config.model.adapter.rank = ADAPTER_RANK
+    config.optimizer.lr *= ADAPTER_LR_FACTOR
+
+
 def with_adapter(config: Config, preset: str = "") -> Config:
     """Changes a recipe's config to train an adapter on one device, and returns the config.
 
     Presets that end with -int8 hold the linear layers of the frozen model in int8.
     """
-    config.model.adapter.rank = ADAPTER_RANK
+    add_adapter(config)
     if preset.endswith("-int8"):
         config.model.base = "int8"
-    config.optimizer.lr *= ADAPTER_LR_FACTOR
     config.rollout.num_prompts = 16  # with more prompts a step would take too long on one device
     # A 4B model fits into 16 GiB with 4 responses decoded at a time, and with microbatches of one
     # row with one response.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import random
 import re
-import zlib
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
@@ -96,14 +95,9 @@ def text_of(options: Options, split: str, seed: int, index: int) -> str:
     text = ""
     for _ in range(MOST_DRAWS):
         text = " ".join(rng.choices(WORDS, k=rng.randint(options.words_min, options.words_max)))
-        if _is_held_out(text) == (split == "eval"):
+        if problem_sets.is_held_out(text) == (split == "eval"):
             break
     return text
-
-
-def _is_held_out(text: str) -> bool:
-    """Returns whether a text is asked in evaluations only: an eighth of all are."""
-    return zlib.crc32(text.encode()) % 8 == 0
 
 
 def _problems(task: TaskConfig, split: str, seed: int, indices: range) -> list[Problem]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import random
 import re
-import zlib
 from typing import TYPE_CHECKING
 
 from jzero.fields import (
@@ -66,11 +65,6 @@ def _equation(rng: random.Random, options: Options) -> tuple[str, int]:
     return f"{first} - {second}", first - second
 
 
-def _is_held_out(equation: str) -> bool:
-    """Returns whether a question is asked in evaluations only: an eighth of all are."""
-    return zlib.crc32(equation.encode()) % 8 == 0
-
-
 def question(options: Options, split: str, seed: int, index: int) -> tuple[str, str, int]:
     """Returns the lines of solved problems, the question, and its answer.
 
@@ -81,7 +75,7 @@ def question(options: Options, split: str, seed: int, index: int) -> tuple[str, 
     solved = [_equation(rng, options) for _ in range(options.shots)]
     asked, answer = _equation(rng, options)
     for _ in range(MOST_DRAWS):
-        if _is_held_out(asked) == (split == "eval"):
+        if problem_sets.is_held_out(asked) == (split == "eval"):
             break
         asked, answer = _equation(rng, options)
     return "".join(f"{equation} = {value}\n" for equation, value in solved), asked, answer
